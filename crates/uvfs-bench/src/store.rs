@@ -15,7 +15,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_proto::abi::{Attr, InitFlags};
 use uvfs_server::fs::{
     Attributes, Config, Context, Entry, Errno, Handle, IoHow, Node, OFlags, OpenFlags, OpenHow,
-    Opened, Payload, ROOT, Result, SetAttr,
+    Opened, Payload, ROOT, Result, SessionHandle, SetAttr,
 };
 use uvfs_server::mount::{MountOptions, mount};
 use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
@@ -129,7 +129,7 @@ impl Store {
 }
 
 impl FileSystem for Store {
-    fn init(&self, config: &mut Config) -> Result<()> {
+    fn init(&self, config: &mut Config, _: Arc<dyn SessionHandle>) -> Result<()> {
         let discards = self.data.is_none();
         config.wanted.set(InitFlags::WRITEBACK_CACHE, discards);
         Ok(())

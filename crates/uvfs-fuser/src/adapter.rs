@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 
 use uvfs_proto::abi;
 use uvfs_server::fs::{self, Context, Result};
-use uvfs_server::notify;
 
 use crate::buffers::Buffers;
 use crate::calls::{Calls, Held};
@@ -23,7 +22,7 @@ pub(crate) struct Adapter<FS: Filesystem> {
     pub(crate) held: Arc<Held<FS>>,
     pub(crate) device: Arc<OwnedFd>,
     /// Set before the first request.
-    pub(crate) notifier: OnceLock<notify::Notifier>,
+    pub(crate) session: OnceLock<Arc<dyn fs::SessionHandle>>,
     pub(crate) buffers: Arc<Buffers>,
     acl: SessionACL,
     owner: u32,
@@ -43,7 +42,7 @@ impl<FS: Filesystem> Adapter<FS> {
             calls: Calls::new(held.clone(), threads, queues)?,
             held,
             device,
-            notifier: OnceLock::new(),
+            session: OnceLock::new(),
             buffers: Arc::default(),
             acl,
             owner: rustix::process::geteuid().as_raw(),

@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use uvfs_proto::abi;
@@ -26,7 +27,8 @@ fn modes(new: &fs::NewNode, with_type: bool) -> (u32, u32) {
 }
 
 impl<FS: Filesystem> FileSystem for Adapter<FS> {
-    fn init(&self, config: &mut fs::Config) -> Result<()> {
+    fn init(&self, config: &mut fs::Config, session: Arc<dyn fs::SessionHandle>) -> Result<()> {
+        let _ = self.session.set(session);
         self.negotiate(config)
     }
 
@@ -559,7 +561,8 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
 
     async fn poll(&self, cx: &Context, node: Node, poll: &fs::Poll) -> Result<u32> {
         let poll = *poll;
-        let notifier = (self.notifier.get().cloned()).ok_or(fs::Errno::IO)?;
+        let session = self.session.get().ok_or(fs::Errno::IO)?;
+        let notifier = session.notifier()?;
         self.ask_for(cx, move |fs, req, reply| {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY, poll.notify);

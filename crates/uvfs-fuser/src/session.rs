@@ -138,9 +138,6 @@ impl<FS: Filesystem> Session<FS> {
             ..SessionOptions::default()
         };
         let session = Arc::new(uvfs_server::Session::new(adapter, fd, options));
-        if let Some(notifier) = session.invalidator() {
-            let _ = session.fs().notifier.set(notifier);
-        }
         let failed = session.fs().failed.clone();
         let agreed = Agreed::on(&session, Transport::Auto)
             .map_err(|error| lock(&failed).take().unwrap_or(error))?;
@@ -223,8 +220,7 @@ impl<FS: Filesystem> Session<FS> {
 
     /// An object that sends the kernel notifications, from any thread.
     pub fn notifier(&self) -> Notifier {
-        let notifier = self.session.invalidator();
-        Notifier::new(notifier.unwrap_or_else(|| self.session.notifier()))
+        Notifier::new(self.session.notifier())
     }
 }
 

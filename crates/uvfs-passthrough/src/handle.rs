@@ -205,8 +205,8 @@ impl Source {
     /// A file has lost set-user-id or set-group-id, which the answer does not tell. The kernel must not
     /// execute it with those that it has cached.
     fn mode_changed(&self, node: Node, changed: bool) {
-        if changed && let Some(hooks) = self.backing.get() {
-            (hooks.changed)(node);
+        if changed && let Some(session) = self.session.get() {
+            session.attributes_changed(node);
         }
     }
 

@@ -31,12 +31,13 @@ mod xattr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::Resource;
+use uvfs_server::fs::SessionHandle;
 
 use crate::apart::Apart;
 use crate::creds::Creds;
@@ -47,11 +48,10 @@ use crate::open_file::OpenFile;
 use crate::rules::Rules;
 use crate::slots::Table;
 use crate::sys::Result;
-pub use crate::watch::Report;
 use crate::watcher::Watcher;
 pub use crate::watcher::can_watch;
 use crate::writers::Writers;
-pub use options::{Backed, Backing, Error, Forget, KeepCache, Options, Register};
+pub use options::{Backed, Error, KeepCache, Options};
 
 /// Most O_PATH descriptors kept open for inodes that are known by handle.
 const MAX_PATH_FDS: u64 = 1024;
@@ -80,14 +80,13 @@ pub(crate) struct Source {
     root: Arc<OwnedFd>,
     mounts: Arc<Mounts>,
     inodes: Arc<Inodes>,
-    /// Where the host's changes are reported, until the mount begins.
-    report: Mutex<Option<Box<Report>>>,
     path_fds: PathFds,
     removed: Removed,
     crowd: Arc<Crowd>,
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
-    backing: OnceLock<Backing>,
+    /// Set by `init`.
+    session: OnceLock<Arc<dyn SessionHandle>>,
     /// The kernel agreed to backing files.
     passes_through: AtomicBool,
     /// The kernel takes no backing files from this server, so no more are registered.
@@ -141,13 +140,12 @@ impl Passthrough {
             root: Arc::new(root),
             mounts: Arc::new(mounts),
             inodes: Arc::new(Inodes::new(inode)),
-            report: Mutex::default(),
             path_fds: PathFds::new(path_fds),
             crowd: Crowd::new(limit),
             removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
             dirs: Table::default(),
-            backing: OnceLock::new(),
+            session: OnceLock::new(),
             passes_through: AtomicBool::new(false),
             backing_refused: AtomicBool::new(false),
             writers: Writers::default(),
@@ -155,18 +153,6 @@ impl Passthrough {
             lists_unopened: AtomicBool::new(false),
             apart: Apart::new(),
         })))
-    }
-
-    /// Says how backing files are registered, for [`Options::passthrough`]. Counts once, and before
-    /// the session begins.
-    pub fn set_backing(&self, backing: Backing) {
-        let _ = self.0.backing.set(backing);
-    }
-
-    /// Says where to report what programs of the host change, for [`Options::watch`]:
-    /// `Session::host_changed` of uvfs_server. Before the session begins.
-    pub fn set_report(&self, report: Box<Report>) {
-        *uvfs_sys::lock(&self.0.report) = Some(report);
     }
 
     /// Says which of the rules in [`Options::rules`] hold from now on.
@@ -187,8 +173,7 @@ impl Source {
     /// Begins to watch for what the host changes, or says why not. `minor` is the kernel's version of
     /// the protocol.
     fn watch_host(&self, minor: u32) -> std::result::Result<Arc<Watcher>, String> {
-        let report = uvfs_sys::lock(&self.report).take();
-        let report = report.ok_or("there is no mount")?;
+        let session = self.session.get().ok_or("there is no session")?;
         if !self.options.watch {
             return Err("the mount's options say for how long to cache".into());
         }
@@ -199,7 +184,12 @@ impl Source {
         let mounted = Mounted::new(self.root.clone());
         let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
         let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
-        let started = watch::start(watcher.clone(), inodes, mounts, mounted, report);
+        let known = inodes.clone();
+        let size = move |node| known.get(node).ok()?.size_now();
+        if !session.host_is_watched(Box::new(size)) {
+            return Err("there is no mount".into());
+        }
+        let started = watch::start(watcher.clone(), inodes, mounts, mounted, session.clone());
         started.map_err(|error| format!("no thread: {error}"))?;
         Ok(watcher)
     }

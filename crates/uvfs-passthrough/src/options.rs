@@ -2,13 +2,8 @@
 
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
-
-use uvfs_server::fs::Node;
 
 /// How a directory is served.
 #[derive(Clone, Debug)]
@@ -31,8 +26,7 @@ pub struct Options {
     /// Reads and writes bypass the kernel's page cache of the mount.
     pub direct_io: bool,
     /// The opens that get a backing file, so that reads and writes go from the kernel straight to the
-    /// host's file (FUSE passthrough, Linux 6.9), where the kernel allows it. See
-    /// [`Passthrough::set_backing`](super::Passthrough::set_backing).
+    /// host's file (FUSE passthrough, Linux 6.9), where the kernel allows it.
     pub passthrough: Backed,
     /// When what the kernel has cached of a file's data stays cached as the file is opened again.
     pub keep_cache: KeepCache,
@@ -43,7 +37,7 @@ pub struct Options {
     pub checks_permissions: bool,
     /// Where the server sees what the host changes (fanotify, which takes CAP_SYS_ADMIN, on ext2 to
     /// ext4, XFS and tmpfs), names, missing names, attributes, data and listings are cached until
-    /// they change. See [`Passthrough::set_report`](super::Passthrough::set_report). Not with `writeback`.
+    /// they change. Not with `writeback`.
     pub watch: bool,
     /// How long attributes may be cached elsewhere.
     pub attr_ttl: Duration,
@@ -126,23 +120,4 @@ pub enum Error {
     /// There is no /proc, which descriptors are opened again through.
     #[error("/proc is not mounted ({0}); mount it: mount -t proc proc /proc")]
     NoProc(Errno),
-}
-
-/// Registers a node's file and gives its id.
-pub type Register = dyn Fn(Node, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
-
-/// Has the kernel forget nodes; an error says that this kernel can't be told to.
-pub type Forget = dyn Fn(&[Node]) -> io::Result<()> + Send + Sync;
-
-/// How backing files are registered with the kernel, and it is told of what a request changed: by
-/// `Session::register_backing`, `Session::unregister_backing` and so on of uvfs_server.
-pub struct Backing {
-    /// Registers a node's file and gives its id.
-    pub register: Box<Register>,
-    /// Takes back a node's registration.
-    pub unregister: Box<dyn Fn(Node, i32) + Send + Sync>,
-    /// Has the kernel drop what it has cached of a node's attributes: `Session::attributes_changed`.
-    pub changed: Box<dyn Fn(Node) + Send + Sync>,
-    /// Has the kernel forget nodes that are not in use: `Notifier::prune`.
-    pub forget: Arc<Forget>,
 }

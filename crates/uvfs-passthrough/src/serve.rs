@@ -4,6 +4,7 @@ use crate::apart::apart;
 use crate::{creds, io, lock};
 use std::ffi::CStr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uvfs_io::ops;
@@ -15,7 +16,8 @@ use crate::options::{Backed, KeepCache};
 use crate::{Passthrough, Source};
 
 impl FileSystem for Passthrough {
-    fn init(&self, config: &mut Config) -> Result<()> {
+    fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
+        let _ = self.0.session.set(session);
         let options = &self.0.options;
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
@@ -45,9 +47,7 @@ impl FileSystem for Passthrough {
             Backed::Off => false,
             // The server's own capability decides, not the caller's.
             Backed::Auto | Backed::Direct => {
-                !(options.writeback || options.uncached)
-                    && self.0.backing.get().is_some()
-                    && creds::is_administrator()
+                !(options.writeback || options.uncached) && creds::is_administrator()
             }
             Backed::All => true,
         };
@@ -108,10 +108,6 @@ impl FileSystem for Passthrough {
 
     fn watch(&self) -> Option<Watch> {
         self.0.mounts.watching.report()
-    }
-
-    fn size(&self, node: Node) -> Option<u64> {
-        self.0.inode(node).ok()?.size_now()
     }
 
     fn clients(&self) -> Option<&dyn ClientSupport> {

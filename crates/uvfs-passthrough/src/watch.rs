@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use uvfs_server::fs::HostChange;
+use uvfs_server::fs::{HostChange, SessionHandle};
 
 use crate::inode::{Inode, Inodes, Key, Mounts, Stale};
 use crate::mount::{FsId, Mount};
@@ -26,8 +26,6 @@ use crate::watcher::{CONTENTS, NAMES, Watcher};
 const BUFFER: usize = 64 << 10;
 /// After a batch of events the next one gathers for so long: the kernel merges what is alike.
 const GATHER: Duration = Duration::from_millis(2);
-/// Says what has changed.
-pub type Report = dyn Fn(HostChange<'_>) + Send + Sync;
 
 /// Reports what the host changes until it is stopped.
 pub(crate) fn start(
@@ -35,16 +33,22 @@ pub(crate) fn start(
     inodes: Arc<Inodes>,
     mounts: Arc<Mounts>,
     mut mounted: Mounted,
-    report: Box<Report>,
+    session: Arc<dyn SessionHandle>,
 ) -> std::io::Result<()> {
     std::thread::Builder::new()
         .name("uvfs-watch".into())
         .spawn(move || {
             let mut buf = vec![0; BUFFER];
-            while let Err(errno) = run(&watcher, &mut buf, &inodes, &mounts, &mut mounted, &report)
-            {
+            while let Err(errno) = run(
+                &watcher,
+                &mut buf,
+                &inodes,
+                &mounts,
+                &mut mounted,
+                &*session,
+            ) {
                 tracing::warn!(%errno, "watching for changes");
-                report(HostChange::Anything(inodes.nodes()));
+                session.host_changed(HostChange::Anything(inodes.nodes()));
                 std::thread::sleep(Duration::from_millis(100));
             }
         })?;
@@ -57,7 +61,7 @@ fn run(
     inodes: &Inodes,
     mounts: &Mounts,
     mounted: &mut Mounted,
-    report: &Report,
+    session: &dyn SessionHandle,
 ) -> Result<()> {
     let own = std::process::id() as i32;
     loop {
@@ -76,7 +80,7 @@ fn run(
         if !fds[2].revents().is_empty() {
             watcher.batches.fetch_add(1, Ordering::SeqCst);
             for (directory, name) in mounted.changed(inodes) {
-                report(HostChange::Name(directory.node, &name));
+                session.host_changed(HostChange::Name(directory.node, &name));
             }
         }
         loop {
@@ -102,7 +106,7 @@ fn run(
                     }
                 });
                 watcher.count.fetch_add(1, Ordering::Relaxed);
-                found.tell(&event, report);
+                found.tell(&event, session);
             }
         }
         std::thread::sleep(GATHER);
@@ -127,16 +131,16 @@ impl Found<'_> {
         })
     }
 
-    fn tell(&self, event: &Event<'_>, report: &Report) {
+    fn tell(&self, event: &Event<'_>, session: &dyn SessionHandle) {
         if event.mask & libc::FAN_Q_OVERFLOW != 0 {
             tracing::info!("the host's changes came too fast: everything is dropped once");
-            return report(HostChange::Anything(self.inodes.nodes()));
+            return session.host_changed(HostChange::Anything(self.inodes.nodes()));
         }
         if event.mask & NAMES != 0
             && let Some(name) = event.name
         {
             for directory in self.inodes(&event.directory) {
-                report(HostChange::Name(directory.node, name));
+                session.host_changed(HostChange::Name(directory.node, name));
             }
         }
         // Of a directory itself there is no other.
@@ -154,7 +158,7 @@ impl Found<'_> {
                     stale = stale.max(Stale::Attributes);
                 }
             }
-            report(match stale {
+            session.host_changed(match stale {
                 Stale::Nothing => HostChange::KnownAttributes(inode.node),
                 Stale::Attributes => HostChange::Attributes(inode.node),
                 Stale::Contents => HostChange::Contents(inode.node),

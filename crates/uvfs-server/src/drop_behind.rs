@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -145,11 +144,9 @@ pub(crate) struct DropBehind {
 }
 
 impl DropBehind {
-    /// Starts it, with notifications through `device`.
-    pub(crate) fn start(recent: Arc<Recent>, device: Arc<OwnedFd>) -> io::Result<Self> {
+    /// Starts it.
+    pub(crate) fn start(recent: Arc<Recent>, notifier: Notifier) -> io::Result<Self> {
         let mine = recent.clone();
-        // It asks for no data, so it registers no receiver of answers.
-        let notifier = Notifier::new(device, Arc::new(|_, _| {}));
         let thread = std::thread::Builder::new()
             .name("uvfs-behind".into())
             .spawn(move || {

@@ -3,9 +3,11 @@
 mod clients;
 mod error;
 mod listing;
+mod session;
 mod types;
 
 use std::ffi::CStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use clients::{BoxFuture, ClientSupport};
@@ -13,6 +15,7 @@ pub use error::{Error, ErrorContext, Result};
 pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
+pub use session::{SessionHandle, Sizes};
 pub use types::{
     Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,
     LockHow, LockOwner, NewNode, Node, OpenHow, Opened, Origin, Poll, ROOT, Seek, SetAttr, SetTime,
@@ -20,7 +23,7 @@ pub use types::{
 };
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
-pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
+pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags, Statx};
 
 macro_rules! unsupported {
     ($($unused:ident),*) => {{ $(let _ = $unused;)* Err(Errno::NOSYS.into()) }};
@@ -69,8 +72,9 @@ macro_rules! unsupported {
 #[allow(async_fn_in_trait)] // Futures stay on the thread of their queue; Send is not wanted.
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
-    /// Called once, before any other request.
-    fn init(&self, config: &mut Config) -> Result<()> {
+    /// Called once, before any other request. `session` is for what comes by no request: notifications, backing files,
+    /// and changes that other programs make.
+    fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
         Ok(())
     }
 
@@ -78,15 +82,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn destroy(&self) {}
 
     /// How it watches for changes that other programs make, which it reports by
-    /// [`crate::Session::host_changed`]. `None` where no other program can make any.
+    /// [`SessionHandle::host_changed`]. `None` where no other program can make any.
     fn watch(&self) -> Option<Watch> {
-        None
-    }
-
-    /// The size of a file that others make longer, if it is known at once. The session asks on a thread of its own, after
-    /// [`crate::Session::host_changed`] has said that the contents changed, and tells the kernel
-    /// ([`crate::notify::Notifier::grow`]).
-    fn size(&self, node: Node) -> Option<u64> {
         None
     }
 

@@ -29,8 +29,8 @@
 //!   [`forget`](crate::FileSystem::forget) takes the last lookup back, also if the file is removed meanwhile.
 //! - **Lifetimes.** With each name and its attributes you say how long the kernel may keep them. If files
 //!   change only by requests, an hour is right, and most requests never reach you. If they change by
-//!   themselves, give a short time, or tell the kernel by
-//!   [`Session::attributes_changed`](crate::Session::attributes_changed) and [`notify`](crate::notify).
+//!   themselves, give a short time, or tell the kernel by the [`SessionHandle`](crate::SessionHandle) that
+//!   [`init`](crate::FileSystem::init) gets.
 //! - **Attributes.** [`attr`](crate::fs::attr) begins with the number, the type and the permissions. Sizes, owners
 //!   and times are 0 until you set them; [`touch`](crate::fs::touch) sets times to now.
 //! - **Errors.** Return the [`Errno`](crate::Errno) that a kernel file system would. The program that made the
@@ -125,7 +125,7 @@
 //!
 //! | You want | Look at |
 //! |---|---|
-//! | names and attributes that live for ever, although the host changes them | [`Session::host_changed`](crate::Session::host_changed) |
+//! | names and attributes that live for ever, although the host changes them | [`SessionHandle::host_changed`](crate::SessionHandle::host_changed) |
 //! | the kernel to read and write a host file itself | [`Opened::backing`](crate::fs::Opened::backing) |
 //! | small files that come with their open | [`Opened::contents`](crate::fs::Opened::contents) |
 //! | the kernel's write-back cache, and other features of the protocol | [`Config::wanted`](crate::fs::Config::wanted) in [`init`](crate::FileSystem::init) |

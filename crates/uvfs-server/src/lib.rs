@@ -53,7 +53,7 @@ mod transport;
 
 pub use client::guests::GuestLimits;
 pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
-pub use fs::{Errno, Error, FileSystem};
+pub use fs::{Errno, Error, FileSystem, SessionHandle};
 pub use mounted::{Mounted, OnSignal, Options, Unmounter, mount};
 pub use server::{Agreed, Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};

@@ -5,12 +5,13 @@
 //! own request holds (a directory that a name is made in, a file that is written), or both wait for
 //! each other for ever; another thread may.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -18,11 +19,12 @@ use uvfs_proto::notify::Notification;
 use uvfs_proto::request::Records;
 
 use crate::fs::Node;
+use uvfs_sys::lock;
 
 /// Takes what was retrieved: where it begins, and the bytes.
 pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
-/// Registers, or takes back, the receiver of a retrieval.
-pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
+/// Where what was retrieved is taken to, by the numbers of the retrievals.
+pub(crate) type Retrievals = Arc<Mutex<HashMap<u64, Retrieved>>>;
 
 /// Invalidates things in the kernel's caches, or stores things there.
 ///
@@ -42,7 +44,7 @@ pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
 #[derive(Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,
-    register: Register,
+    retrievals: Retrievals,
 }
 
 /// Numbers retrievals; apart from the kernel's even numbers of requests.
@@ -63,8 +65,8 @@ pub(crate) fn send(device: BorrowedFd<'_>, notification: &Notification<'_>) -> i
 }
 
 impl Notifier {
-    pub(crate) fn new(device: Arc<OwnedFd>, register: Register) -> Self {
-        Self { device, register }
+    pub(crate) fn new(device: Arc<OwnedFd>, retrievals: Retrievals) -> Self {
+        Self { device, retrievals }
     }
 
     fn send(&self, notification: &Notification<'_>) -> io::Result<()> {
@@ -183,7 +185,7 @@ impl Notifier {
     pub fn retrieve(&self, node: Node, offset: u64, size: u32) -> io::Result<(u64, Vec<u8>)> {
         let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
         let (sender, receiver) = sync_channel(1);
-        (self.register)(unique, Some(sender));
+        lock(&self.retrievals).insert(unique, sender);
         let ask = Notification::Retrieve {
             notify_unique: unique,
             nodeid: node.0,
@@ -195,7 +197,7 @@ impl Notifier {
                 .recv_timeout(Duration::from_secs(10))
                 .map_err(|_| Errno::TIMEDOUT.into())
         });
-        (self.register)(unique, None);
+        lock(&self.retrievals).remove(&unique);
         result
     }
 

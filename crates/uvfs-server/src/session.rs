@@ -1,9 +1,9 @@
 //! A mounted file system's life: negotiation, what its queues share, its end.
 
+mod handle;
 pub(crate) mod stuck;
 mod tokens;
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use zerocopy::IntoBytes;
 
 use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
-use crate::fs::{Config, FileSystem, HostChange, Node};
+use crate::fs::{Config, FileSystem};
 use crate::interrupt;
-use crate::notify::{Notifier, Retrieved};
+use crate::notify::{Notifier, Retrievals};
 pub(crate) use crate::request::DEPTH;
 use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
 use crate::token;
@@ -83,12 +83,10 @@ pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
     pub(crate) interrupts: interrupt::Interrupts,
-    pub(crate) coherence: Coherence,
-    /// A kernel uses it.
-    mounted: bool,
+    pub(crate) coherence: Arc<Coherence>,
     device: Arc<OwnedFd>,
     agreed: OnceLock<Agreement>,
-    retrievals: Mutex<HashMap<u64, Retrieved>>,
+    retrievals: Retrievals,
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
@@ -144,23 +142,20 @@ fn invalid(text: String) -> io::Error {
 impl<F: FileSystem> Session<F> {
     /// Of a `/dev/fuse` descriptor that is mounted (or about to be).
     pub fn new(fs: F, device: OwnedFd, options: SessionOptions) -> Self {
-        let device = Arc::new(device);
-        let session = Self::of(fs, device.clone(), options);
-        let notifier = Notifier::new(device, Arc::new(|_, _| {}));
-        session.coherence.mounted(notifier);
+        let session = Self::of(fs, device, options);
+        session.coherence.mounted(session.notifier());
         session
     }
 
-    fn of(fs: F, device: Arc<OwnedFd>, options: SessionOptions) -> Self {
+    fn of(fs: F, device: OwnedFd, options: SessionOptions) -> Self {
         Self {
             fs,
             options,
             interrupts: interrupt::Interrupts::default(),
-            coherence: Coherence::default(),
-            mounted: true,
-            device,
+            coherence: Arc::default(),
+            device: Arc::new(device),
             agreed: OnceLock::new(),
-            retrievals: Mutex::default(),
+            retrievals: Retrievals::default(),
             queues: Mutex::default(),
             transport: OnceLock::new(),
             control: OnceLock::new(),
@@ -200,9 +195,8 @@ impl<F: FileSystem> Session<F> {
             minor: abi::KERNEL_MINOR_VERSION,
             uncached: false,
         };
-        fs.init(&mut config)?;
-        let mut session = Self::of(fs, Arc::new(null.into()), options);
-        session.mounted = false;
+        let session = Self::of(fs, null.into(), options);
+        session.fs.init(&mut config, session.handle())?;
         let _ = session.agreed.set(Agreement {
             negotiated: Negotiated {
                 minor: abi::KERNEL_MINOR_VERSION,
@@ -225,17 +219,9 @@ impl<F: FileSystem> Session<F> {
         self.device.as_fd()
     }
 
-    /// Tells the kernel what it can't know; from any thread.
-    pub fn notifier(self: &Arc<Self>) -> Notifier {
-        let session = self.clone();
-        let register: crate::notify::Register = Arc::new(move |unique, sender| {
-            let mut waiting = lock(&session.retrievals);
-            match sender {
-                Some(sender) => drop(waiting.insert(unique, sender)),
-                None => drop(waiting.remove(&unique)),
-            }
-        });
-        Notifier::new(self.device.clone(), register)
+    /// Tells the kernel what it can't know; from any thread. Without a mount, notifications go nowhere.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(self.device.clone(), self.retrievals.clone())
     }
 
     /// Starts dropping the kernel's pages, if that is wanted.
@@ -244,7 +230,7 @@ impl<F: FileSystem> Session<F> {
             return Ok(None);
         }
         let recent = self.recent.get_or_init(Arc::default).clone();
-        DropBehind::start(recent, self.device.clone()).map(Some)
+        DropBehind::start(recent, self.notifier()).map(Some)
     }
 
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
@@ -254,19 +240,6 @@ impl<F: FileSystem> Session<F> {
             Some(sender) => drop(sender.try_send((offset, data))),
             None => tracing::warn!(unique, "the kernel sent data that was not asked for"),
         }
-    }
-
-    /// The host's changes will be reported by [`Session::host_changed`].
-    pub fn host_is_watched(self: &Arc<Self>) {
-        let session = Arc::downgrade(self);
-        let size = move |node| session.upgrade()?.fs.size(node);
-        self.coherence.host_is_watched(Box::new(size));
-    }
-
-    /// A program of the host has changed something behind the mount: the server invalidates what the
-    /// kernel has of it. Only after [`Session::host_is_watched`].
-    pub fn host_changed(&self, change: HostChange<'_>) {
-        self.coherence.host_changed(change);
     }
 
     /// Invalidates the attributes that the kernel has of a node, where a request of its own changed them
@@ -279,12 +252,6 @@ impl<F: FileSystem> Session<F> {
             len: 0,
         };
         self.tell(node, &attributes);
-    }
-
-    /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer
-    /// does not tell. Does not wait.
-    pub fn attributes_changed(&self, node: Node) {
-        self.drop_attributes(node.0);
     }
 
     pub(crate) fn tell(&self, node: u64, notification: &Notification<'_>) {
@@ -303,30 +270,6 @@ impl<F: FileSystem> Session<F> {
         if let Some(recent) = self.recent.get() {
             recent.add(node, offset, len);
         }
-    }
-
-    /// Registers a backing file for opens of a node with [`abi::OpenFlags::PASSTHROUGH`], one at a
-    /// time for each node. Clients are granted no lease of the node until it is taken back: the kernel
-    /// reads and writes it without telling the server.
-    ///
-    /// # Errors
-    /// EBUSY while a client has a lease of the node, or waits for one; EPERM without CAP_SYS_ADMIN,
-    /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
-    /// where there is no passthrough.
-    pub fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
-        if !self.coherence.pass(node.0) {
-            return Err(Errno::BUSY.into());
-        }
-        crate::mount::backing_open(self.device.as_fd(), file)
-            .inspect_err(|_| self.coherence.passed(node.0))
-    }
-
-    /// Takes back a node's registration, after the last of its opens was released.
-    pub fn unregister_backing(&self, node: Node, id: i32) {
-        if let Err(error) = crate::mount::backing_close(self.device.as_fd(), id) {
-            tracing::debug!(%error, id, "backing file");
-        }
-        self.coherence.passed(node.0);
     }
 
     /// Waits for the kernel's first request.
@@ -404,7 +347,7 @@ impl<F: FileSystem> Session<F> {
             minor,
             uncached: false,
         };
-        if let Err(error) = self.fs.init(&mut config) {
+        if let Err(error) = self.fs.init(&mut config, self.handle()) {
             self.reply_error(init.header.unique, error.errno())?;
             return Err(error.into());
         }
@@ -478,14 +421,6 @@ impl<F: FileSystem> Session<F> {
 
     pub(crate) fn raw_device(&self) -> i32 {
         self.device.as_raw_fd()
-    }
-
-    /// Notifies the kernel, if there is one; can't retrieve anything. Unlike
-    /// [`Session::notifier`] it does not keep the session.
-    pub fn invalidator(&self) -> Option<Notifier> {
-        let nobody: crate::notify::Register = Arc::new(|_, _| {});
-        self.mounted
-            .then(|| Notifier::new(self.device.clone(), nobody))
     }
 
     /// Counts of a new queue.

@@ -21,10 +21,9 @@ fn dependencies_of_modules_go_down() {
         "reply",
         "token",
         "interrupt",
-        "notify",
         "signals",
         "mount",
-        "fs",
+        "notify fs",
         "guide",
     ];
     uvfs_testing::assert_arrows_go_down(env!("CARGO_MANIFEST_DIR"), &order);

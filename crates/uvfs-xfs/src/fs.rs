@@ -319,7 +319,7 @@ fn sx_time(t: Time) -> abi::SxTime {
 }
 
 impl FileSystem for XfsFs {
-    fn init(&self, config: &mut Config) -> Result<()> {
+    fn init(&self, config: &mut Config, _: Arc<dyn fs::SessionHandle>) -> Result<()> {
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
             | InitFlags::CACHE_SYMLINKS

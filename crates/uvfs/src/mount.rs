@@ -20,7 +20,7 @@ use uvfs_cli::{Context, Error, Result, duration, log, warn};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
-use uvfs_passthrough::{Backed, Backing, Passthrough};
+use uvfs_passthrough::{Backed, Passthrough};
 use uvfs_server::mount::ending::{self, Stage};
 use uvfs_server::mount::{self, Ending, Mount, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
@@ -230,10 +230,7 @@ fn serve(
             Passthrough::new(root, options.passthrough.clone())
                 .context(|| source.display().to_string())
                 .and_then(|fs| {
-                    let prepare = |session: &_| {
-                        back(session);
-                        follow_remounts(session, &place.path);
-                    };
+                    let prepare = |session: &_| follow_remounts(session, &place.path);
                     mounted(fs, prepare, || {}, source, place, options, &mut report)
                 })
         }
@@ -315,40 +312,6 @@ impl Drop for Unmount {
             let _ = mount.detach();
         }
     }
-}
-
-/// Lets the file system register the host's files for FUSE passthrough, and report what programs of the
-/// host change.
-fn back(session: &Arc<Session<Passthrough>>) {
-    session.host_is_watched();
-    let weak = Arc::downgrade(session);
-    session.fs().set_report(Box::new(move |change| {
-        if let Some(session) = weak.upgrade() {
-            session.host_changed(change);
-        }
-    }));
-    let weak = || Arc::downgrade(session);
-    let (weak, other, third, fourth) = (weak(), weak(), weak(), weak());
-    session.fs().set_backing(Backing {
-        register: Box::new(move |node, file| match weak.upgrade() {
-            Some(session) => session.register_backing(node, file),
-            None => Err(Errno::NODEV.into()),
-        }),
-        unregister: Box::new(move |node, id| {
-            if let Some(session) = other.upgrade() {
-                session.unregister_backing(node, id);
-            }
-        }),
-        changed: Box::new(move |node| {
-            if let Some(session) = third.upgrade() {
-                session.attributes_changed(node);
-            }
-        }),
-        forget: Arc::new(move |nodes| match fourth.upgrade() {
-            Some(session) => session.notifier().prune(nodes),
-            None => Err(Errno::NODEV.into()),
-        }),
-    });
 }
 
 /// The rules that the server sees to, of those that mount(2) is asked for.

@@ -99,9 +99,9 @@ impl Source {
                 if backing.opens == 0 {
                     let id = backing.id;
                     state.backing = None;
-                    if let Some(hooks) = self.backing.get() {
+                    if let Some(session) = self.session.get() {
                         // Under the lock, so that a next open registers after this.
-                        (hooks.unregister)(inode.node, id);
+                        session.unregister_backing(inode.node, id);
                     }
                 }
             }
@@ -135,12 +135,12 @@ impl Source {
 
     /// Registers a file with the kernel. After a refusal that will stay one it is not tried again.
     fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: OFlags) -> Option<i32> {
-        let hooks = self.backing.get()?;
+        let session = self.session.get()?;
         let all = self.options.passthrough == Backed::All;
         // The kernel writes as the thread that registered the file, for every caller.
         let _nobody = (self.creds.nobody(inode.mount.reserves)).and_then(|spender| spender.here());
         let registered = match all || !asked_direct(asked) || takes_direct(fd) {
-            true => creds::without_fsetid(|| (hooks.register)(inode.node, fd)),
+            true => creds::without_fsetid(|| session.register_backing(inode.node, fd)),
             false => Err(Errno::OPNOTSUPP.into()),
         };
         let error = match registered {

@@ -60,17 +60,21 @@ impl Source {
     /// Has the kernel forget what it does not use, on another thread: it waits for locks of directories, which requests
     /// hold. Not where the source has handles, as that would free nothing.
     pub(super) fn thin_out(&self) {
-        let (None, Some(backing)) = (&self.inodes.root().mount.fd, self.backing.get()) else {
+        let (None, Some(session)) = (&self.inodes.root().mount.fd, self.session.get()) else {
             return;
         };
         let crowd = self.crowd.clone();
         if crowd.refused.load(Ordering::Relaxed) || crowd.busy.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (forget, inodes) = (backing.forget.clone(), self.inodes.clone());
+        let (session, inodes) = (session.clone(), self.inodes.clone());
         self.crowd.thread.run(move || {
             let nodes = inodes.unused();
-            if let Err(error) = nodes.chunks(BATCH).try_for_each(|nodes| forget(nodes)) {
+            let forget = || {
+                let kernel = session.notifier()?;
+                nodes.chunks(BATCH).try_for_each(|nodes| kernel.prune(nodes))
+            };
+            if let Err(error) = forget() {
                 tracing::info!(%error, "this kernel can't be told to forget files (Linux 6.18 can)");
                 crowd.refused.store(true, Ordering::Relaxed);
             }

@@ -16,7 +16,7 @@ use uvfs_queue::wait::WaitConfig;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     self, Config, Context, DirEntry, DirSink, Entry, Errno, FileType, Handle, InitFlags, IoHow,
-    Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT,
+    Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT, SessionHandle,
 };
 
 /// Root as the caller.
@@ -64,6 +64,7 @@ pub fn c(name: &str) -> CString {
 pub struct Served {
     pub fs: Arc<Passthrough>,
     pub source: PathBuf,
+    session: Arc<dyn SessionHandle>,
 }
 
 /// An entry that was listed.
@@ -124,10 +125,16 @@ impl DirSink for Sink {
 
 impl Served {
     pub fn new(source: &Path, options: Options) -> Self {
+        Self::over(source, options, Arc::new(()))
+    }
+
+    /// With a session.
+    pub fn over(source: &Path, options: Options, session: Arc<dyn SessionHandle>) -> Self {
         let fs = Arc::new(Passthrough::open(source, options).unwrap());
         let served = Self {
             fs,
             source: source.to_owned(),
+            session,
         };
         served.init(InitFlags::all());
         served
@@ -146,7 +153,7 @@ impl Served {
             minor: 45,
             uncached: false,
         };
-        self.fs.init(&mut config).unwrap();
+        self.fs.init(&mut config, self.session.clone()).unwrap();
         config
     }
 

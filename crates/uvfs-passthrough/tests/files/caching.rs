@@ -1,7 +1,10 @@
 //! The pages that the kernel may keep of a file, and its own reads and writes.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+
+use uvfs_server::fs::SessionHandle;
 
 use super::*;
 
@@ -114,44 +117,26 @@ fn writeback_reads_what_it_writes_around() {
 /// The kernel keeps no files open that are not in use.
 #[test]
 fn backing_files_are_registered_once_and_taken_back() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicI32, Ordering};
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("file"), b"data").unwrap();
-    let served = Served::new(
-        dir.path(),
-        Options {
-            passthrough: Backed::All,
-            ..Default::default()
-        },
-    );
+    let options = Options {
+        passthrough: Backed::All,
+        ..Default::default()
+    };
+    let kernel = Arc::new(Kernel::default());
+    let served = Served::over(dir.path(), options, kernel.clone());
+    let live = || kernel.live.lock().unwrap().len();
     let config = served.init(InitFlags::all());
     assert!(config.wanted.contains(InitFlags::PASSTHROUGH) && config.max_stack_depth >= 1);
-    let (live, next) = (Arc::new(AtomicI32::new(0)), AtomicI32::new(10));
-    let (up, down) = (live.clone(), live.clone());
-    served.fs.set_backing(uvfs_passthrough::Backing {
-        register: Box::new(move |_, _| {
-            up.fetch_add(1, Ordering::Relaxed);
-            Ok(next.fetch_add(1, Ordering::Relaxed))
-        }),
-        unregister: Box::new(move |_, _| {
-            down.fetch_sub(1, Ordering::Relaxed);
-        }),
-        changed: Box::new(|_| {}),
-        forget: Arc::new(|_| Ok(())),
-    });
     let node = served.lookup(ROOT, "file").unwrap().node;
     let first = served.open(node, libc::O_RDONLY).unwrap();
     let second = served.open(node, libc::O_RDWR).unwrap();
-    assert_eq!(
-        (first.backing, second.backing, live.load(Ordering::Relaxed)),
-        (10, 10, 1)
-    );
+    assert_eq!((first.backing, second.backing, live()), (10, 10, 1));
     assert!(first.flags.contains(OpenFlags::PASSTHROUGH));
     served.release(first.fh);
-    assert_eq!(live.load(Ordering::Relaxed), 1);
+    assert_eq!(live(), 1);
     served.release(second.fh);
-    assert_eq!(live.load(Ordering::Relaxed), 0);
+    assert_eq!(live(), 0);
     let (_, made) = served.create(&ROOT_USER, ROOT, "new", 0o600);
     assert_eq!(made.backing, 11);
     served.release(made.fh);
@@ -170,7 +155,7 @@ fn backing_files_are_registered_once_and_taken_back() {
             other.join().unwrap();
         }
     });
-    assert_eq!(live.load(Ordering::Relaxed), 0);
+    assert_eq!(live(), 0);
     // A kernel without it.
     assert!(
         !served
@@ -188,40 +173,34 @@ struct Kernel {
     /// Why it refuses; 0 if it does not.
     refusal: AtomicI32,
     asked: AtomicUsize,
-    live: Mutex<Vec<Node>>,
+    /// The nodes with a backing file, and its number.
+    live: Mutex<Vec<(Node, i32)>>,
+}
+
+/// The number that it gives the first.
+const FIRST_ID: i32 = 10;
+
+impl SessionHandle for Kernel {
+    fn register_backing(&self, node: Node, _: BorrowedFd<'_>) -> std::io::Result<i32> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        match self.refusal.load(Ordering::Relaxed) {
+            0 => {
+                let id = FIRST_ID + asked as i32;
+                self.live.lock().unwrap().push((node, id));
+                Ok(id)
+            }
+            code => Err(std::io::Error::from_raw_os_error(code)),
+        }
+    }
+
+    fn unregister_backing(&self, node: Node, id: i32) {
+        let mut live = self.live.lock().unwrap();
+        let at = live.iter().position(|&other| other == (node, id));
+        live.remove(at.expect("it is registered"));
+    }
 }
 
 impl Kernel {
-    /// The number that it gives each.
-    const ID: i32 = 7;
-
-    fn serve(served: &Served) -> Arc<Kernel> {
-        let kernel = Arc::new(Kernel::default());
-        let (up, down) = (kernel.clone(), kernel.clone());
-        served.fs.set_backing(uvfs_passthrough::Backing {
-            register: Box::new(move |node, _| {
-                up.asked.fetch_add(1, Ordering::Relaxed);
-                match up.refusal.load(Ordering::Relaxed) {
-                    0 => {
-                        up.live.lock().unwrap().push(node);
-                        Ok(Self::ID)
-                    }
-                    code => Err(std::io::Error::from_raw_os_error(code)),
-                }
-            }),
-            unregister: Box::new(move |node, id| {
-                let mut live = down.live.lock().unwrap();
-                let at = live
-                    .iter()
-                    .position(|&other| (other, id) == (node, Self::ID));
-                live.remove(at.expect("it is registered"));
-            }),
-            changed: Box::new(|_| {}),
-            forget: Arc::new(|_| Ok(())),
-        });
-        kernel
-    }
-
     fn refuses(&self, code: i32) {
         self.refusal.store(code, Ordering::Relaxed);
     }
@@ -240,8 +219,8 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     }
     let setuid = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
     std::fs::set_permissions(dir.path().join("setuid"), setuid).unwrap();
-    let served = Served::new(dir.path(), Options::default());
-    let kernel = Kernel::serve(&served);
+    let kernel = Arc::new(Kernel::default());
+    let served = Served::over(dir.path(), Options::default(), kernel.clone());
     let config = served.init(InitFlags::all());
     assert!(config.wanted.contains(InitFlags::PASSTHROUGH));
     let [file, other, setuid] =
@@ -249,7 +228,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     let open = |node, flags| {
         let opened = served.open(node, flags).unwrap();
         let backed = opened.flags.contains(OpenFlags::PASSTHROUGH);
-        assert_eq!(backed, opened.backing == Kernel::ID);
+        assert_eq!(backed, opened.backing >= FIRST_ID);
         assert!(!backed || !opened.flags.contains(OpenFlags::DIRECT_IO));
         (opened.fh, backed)
     };
@@ -267,7 +246,15 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     let buffered = open(file, libc::O_RDWR);
     assert!(first.1 && buffered.1);
     served.release(first.0);
-    assert!(open(file, direct).1 && *kernel.live.lock().unwrap() == [file]);
+    assert!(open(file, direct).1);
+    let live: Vec<Node> = kernel
+        .live
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|one| one.0)
+        .collect();
+    assert_eq!(live, [file]);
     assert!(!open(other, libc::O_RDONLY).1 && !open(setuid, direct).1);
     // Clients are not the kernel.
     let how = OpenHow {

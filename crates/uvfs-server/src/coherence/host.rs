@@ -15,11 +15,10 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::invalidator::Sizes;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::turns::Turns;
 use super::{Coherence, Since, WATCHED};
-use crate::fs::{HostChange, Node};
+use crate::fs::{HostChange, Node, Sizes};
 use crate::notify::Notifier;
 
 /// Changes that the kernel is yet to be told of; then a caller that reports more waits.
@@ -239,11 +238,14 @@ pub(crate) struct Counts {
 
 impl Coherence {
     /// The host's changes will be reported; `sizes` says how long a file is then.
-    pub(crate) fn host_is_watched(&self, sizes: Box<Sizes>) {
-        if let Some(kernel) = self.kernel.get() {
-            kernel.set_sizes(sizes);
-        }
+    /// False where there is no kernel.
+    pub(crate) fn host_is_watched(&self, sizes: Box<Sizes>) -> bool {
+        let Some(kernel) = self.kernel.get() else {
+            return false;
+        };
+        kernel.set_sizes(sizes);
         self.enter_stage(WATCHED);
+        true
     }
 
     /// A program of the host has changed something. Waits for nothing but room to note it.

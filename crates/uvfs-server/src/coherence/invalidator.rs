@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::host::{self, How, Pending, What};
 use super::turns::{Truncation, Turns};
-use crate::fs::Node;
+use crate::fs::{Node, Sizes};
 use crate::notify::Notifier;
 use uvfs_sys::lock;
 
@@ -33,9 +33,6 @@ pub(super) enum Job {
     /// A file is at least this long.
     Grown(u64, u64),
 }
-
-/// Gives a file's size, if it is known at once.
-pub(super) type Sizes = dyn Fn(Node) -> Option<u64> + Send + Sync;
 
 #[derive(Default)]
 struct Done {

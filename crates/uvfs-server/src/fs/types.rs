@@ -180,7 +180,7 @@ pub struct Opened {
     pub fh: Handle,
     /// FOPEN_* flags.
     pub flags: OpenFlags,
-    /// A backing file registered with [`crate::Session::register_backing`], for
+    /// A backing file registered with [`SessionHandle::register_backing`](super::SessionHandle::register_backing), for
     /// [`OpenFlags::PASSTHROUGH`]; only where [`OpenHow::origin`] is the kernel.
     pub backing: i32,
     /// All that is in a small file, which the kernel then has in its cache before the open returns:

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
 use uvfs_cli::{Context, Error, Result};
 use uvfs_proto::abi::InitFlags;
-use uvfs_server::fs::{Config, FileSystem, ROOT};
+use uvfs_server::fs::{Config, FileSystem, ROOT, SessionHandle};
 use uvfs_server::mount::{self, Mount, MountOptions};
 use uvfs_server::{Session, SessionOptions};
 
@@ -20,7 +21,7 @@ use uvfs_server::{Session, SessionOptions};
 struct Probe;
 
 impl FileSystem for Probe {
-    fn init(&self, config: &mut Config) -> uvfs_server::fs::Result<()> {
+    fn init(&self, config: &mut Config, _: Arc<dyn SessionHandle>) -> uvfs_server::fs::Result<()> {
         config.wanted |= InitFlags::PASSTHROUGH;
         config.max_stack_depth = 1;
         Ok(())
@@ -102,6 +103,7 @@ fn register() -> Result<bool> {
     session
         .answer_init(&init, false)
         .context(|| "a mount".into())?;
+    let session = session.handle();
     let id = session
         .register_backing(ROOT, file.as_fd())
         .context(|| "a backing file".into())?;

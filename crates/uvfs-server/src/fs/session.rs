@@ -1,0 +1,103 @@
+//! What a file system asks of the session that serves it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::{HostChange, Node};
+use crate::notify::Notifier;
+use rustix::io::Errno;
+
+/// Says how long a file is, if that is known at once.
+pub type Sizes = dyn Fn(Node) -> Option<u64> + Send + Sync;
+
+/// The session of a file system, which [`FileSystem::init`] gets: for all that a file system does beside answering
+/// requests. From any thread, and for as long as the file system likes: it does not keep the session alive, and once
+/// that has ended nothing happens, or the error is ENODEV.
+///
+/// A test of a file system implements this with what it wants to see. `()` is no session at all.
+///
+/// ```
+/// use std::sync::{Arc, OnceLock};
+/// use uvfs_server::FileSystem;
+/// use uvfs_server::fs::*;
+///
+/// /// A file whose length others change.
+/// #[derive(Default)]
+/// struct Feed {
+///     session: OnceLock<Arc<dyn SessionHandle>>,
+/// }
+///
+/// impl FileSystem for Feed {
+///     fn init(&self, _: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
+///         let _ = self.session.set(session);
+///         Ok(())
+///     }
+/// }
+///
+/// impl Feed {
+///     /// The feed has `size` bytes now, and programs that follow it see them.
+///     fn grown(&self, size: u64) -> std::io::Result<()> {
+///         match self.session.get() {
+///             Some(session) => session.notifier()?.grow(Node(2), size),
+///             None => Ok(()),
+///         }
+///     }
+/// }
+///
+/// let feed = Feed::default();
+/// let session: Arc<dyn SessionHandle> = Arc::new(());
+/// let _ = feed.session.set(session);
+/// assert!(feed.grown(100).is_err(), "there is no session");
+/// ```
+#[allow(unused_variables)]
+pub trait SessionHandle: Send + Sync {
+    /// Notifications of the kernel. Without a mount they go nowhere.
+    ///
+    /// # Errors
+    /// ENODEV when the session has ended.
+    fn notifier(&self) -> io::Result<Notifier> {
+        Err(Errno::NODEV.into())
+    }
+
+    /// Registers a backing file for opens of a node with [`OpenFlags::PASSTHROUGH`](crate::fs::OpenFlags), one at a
+    /// time for each node. Clients are granted no lease of the node until it is taken back: the kernel reads and writes
+    /// it without telling the server.
+    ///
+    /// # Errors
+    /// EBUSY while a client has a lease of the node, or waits for one; EPERM without CAP_SYS_ADMIN,
+    /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
+    /// where there is no passthrough; ENODEV when the session has ended.
+    fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
+        Err(Errno::NODEV.into())
+    }
+
+    /// Takes back a node's registration, after the last of its opens was released.
+    fn unregister_backing(&self, node: Node, id: i32) {}
+
+    /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer
+    /// does not tell. Does not wait.
+    fn attributes_changed(&self, node: Node) {
+        // None of its pages: that could wait for one that another request has locked.
+        let told = self
+            .notifier()
+            .and_then(|kernel| kernel.invalidate_inode(node, -1, 0));
+        if let Err(error) = told {
+            tracing::debug!(%node, %error, "a notification was not taken");
+        }
+    }
+
+    /// Says that changes which other programs make will be reported by [`host_changed`](Self::host_changed), so that
+    /// names and attributes may be given for long. False where that is of no use, as no kernel caches them.
+    ///
+    /// After a report that contents changed, the session asks `size`, on a thread of its own, and tells the kernel of a
+    /// file that is longer ([`Notifier::grow`]).
+    fn host_is_watched(&self, size: Box<Sizes>) -> bool {
+        false
+    }
+
+    /// Another program has changed something behind the mount: the server invalidates what the
+    /// kernel has of it.
+    fn host_changed(&self, change: HostChange<'_>) {}
+}
+
+impl SessionHandle for () {}

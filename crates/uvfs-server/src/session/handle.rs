@@ -1,0 +1,72 @@
+//! The session, as its file system reaches it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+
+use super::Session;
+use crate::coherence::Coherence;
+use crate::fs::{FileSystem, HostChange, Node, SessionHandle, Sizes};
+use crate::notify::{Notifier, Retrievals};
+
+/// The handle of a session.
+struct Handle {
+    device: Weak<OwnedFd>,
+    coherence: Weak<Coherence>,
+    retrievals: Retrievals,
+}
+
+impl<F: FileSystem> Session<F> {
+    /// What the file system gets.
+    pub fn handle(&self) -> Arc<dyn SessionHandle> {
+        Arc::new(Handle {
+            device: Arc::downgrade(&self.device),
+            coherence: Arc::downgrade(&self.coherence),
+            retrievals: self.retrievals.clone(),
+        })
+    }
+}
+
+impl Handle {
+    fn device(&self) -> io::Result<Arc<OwnedFd>> {
+        Ok(self.device.upgrade().ok_or(Errno::NODEV)?)
+    }
+}
+
+impl SessionHandle for Handle {
+    fn notifier(&self) -> io::Result<Notifier> {
+        Ok(Notifier::new(self.device()?, self.retrievals.clone()))
+    }
+
+    fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
+        let coherence = self.coherence.upgrade().ok_or(Errno::NODEV)?;
+        if !coherence.pass(node.0) {
+            return Err(Errno::BUSY.into());
+        }
+        crate::mount::backing_open(self.device()?.as_fd(), file)
+            .inspect_err(|_| coherence.passed(node.0))
+    }
+
+    fn unregister_backing(&self, node: Node, id: i32) {
+        let (Ok(device), Some(coherence)) = (self.device(), self.coherence.upgrade()) else {
+            return;
+        };
+        if let Err(error) = crate::mount::backing_close(device.as_fd(), id) {
+            tracing::debug!(%error, id, "backing file");
+        }
+        coherence.passed(node.0);
+    }
+
+    fn host_is_watched(&self, size: Box<Sizes>) -> bool {
+        let coherence = self.coherence.upgrade();
+        coherence.is_some_and(|coherence| coherence.host_is_watched(size))
+    }
+
+    fn host_changed(&self, change: HostChange<'_>) {
+        if let Some(coherence) = self.coherence.upgrade() {
+            coherence.host_changed(change);
+        }
+    }
+}
