@@ -137,27 +137,15 @@ impl FileSystem for Store {
 
     async fn lookup(&self, _: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let node = node(name).filter(|_| parent == ROOT).ok_or(Errno::NOENT)?;
-        Ok(Entry {
-            node,
-            generation: 0,
-            attr: self.attr(node),
-            attr_ttl: TTL,
-            entry_ttl: TTL,
-        })
+        Ok(Entry::new(self.attr(node), TTL))
     }
 
     async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
-        Ok(Attributes {
-            attr: self.attr(node),
-            ttl: TTL,
-        })
+        Ok(Attributes::new(self.attr(node), TTL))
     }
 
     async fn setattr(&self, _: &Context, node: Node, _: &SetAttr) -> Result<Attributes> {
-        Ok(Attributes {
-            attr: self.attr(node),
-            ttl: TTL,
-        })
+        Ok(Attributes::new(self.attr(node), TTL))
     }
 
     async fn open(&self, _: &Context, _: Node, how: &OpenHow) -> Result<Opened> {
@@ -166,10 +154,7 @@ impl FileSystem for Store {
         let cached = self.data.is_none() || how.flags.contains(OFlags::DIRECT);
         let mut flags = OpenFlags::PARALLEL_DIRECT_WRITES;
         flags.set(OpenFlags::DIRECT_IO, !cached);
-        Ok(Opened {
-            flags,
-            ..Opened::default()
-        })
+        Ok(Opened::default().with_flags(flags))
     }
 
     async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {

@@ -70,7 +70,8 @@ impl<FS: Filesystem> Adapter<FS> {
             config.max_background = most;
         }
         config.congestion_threshold = wanted.congestion_below(config.max_background);
-        config.max_write = config.max_write.min(wanted.max_write);
+        // The kernel takes less than a page for a page.
+        config.max_write = wanted.max_write.clamp(4096, config.max_write);
         config.time_gran = wanted.time_gran.as_nanos() as u32;
         config.max_stack_depth = wanted.max_stack_depth;
         Ok(())

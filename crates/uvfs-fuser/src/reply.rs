@@ -60,10 +60,9 @@ fn attributes(attr: &FileAttr) -> abi::Attr {
 }
 
 fn entry(ttl: &Duration, attr: &FileAttr, generation: Generation) -> fs::Entry {
-    fs::Entry {
-        generation: generation.0,
-        ..fs::Entry::new(attributes(attr), *ttl)
-    }
+    let mut entry = fs::Entry::new(attributes(attr), *ttl);
+    entry.generation = generation.0;
+    entry
 }
 
 /// An entry of a listing; its name is the next `name_len` bytes of the listing's names.
@@ -212,10 +211,9 @@ impl ReplyEntry {
         attr: &FileAttr,
         generation: Generation,
     ) {
-        self.0.send(Ok(fs::Entry {
-            entry_ttl: *entry_ttl,
-            ..entry(attr_ttl, attr, generation)
-        }));
+        let mut entry = entry(attr_ttl, attr, generation);
+        entry.entry_ttl = *entry_ttl;
+        self.0.send(Ok(entry));
     }
 }
 
@@ -404,21 +402,16 @@ fn unbacked(fh: FileHandle, flags: FopenFlags) -> fs::Opened {
         !flags.contains(FopenFlags::FOPEN_PASSTHROUGH),
         "an open with a backing file is answered with its number"
     );
-    fs::Opened {
-        fh: fh.0.into(),
-        flags: fs::OpenFlags::from_bits_retain(flags.bits()),
-        ..Default::default()
-    }
+    let flags = fs::OpenFlags::from_bits_retain(flags.bits());
+    fs::Opened::new(fh.0.into()).with_flags(flags)
 }
 
 fn backed(fh: FileHandle, flags: FopenFlags, id: &BackingId) -> fs::Opened {
     let flags = flags | FopenFlags::FOPEN_PASSTHROUGH;
-    fs::Opened {
-        fh: fh.0.into(),
-        flags: fs::OpenFlags::from_bits_retain(flags.bits()),
-        backing: id.backing_id as i32,
-        ..Default::default()
-    }
+    let flags = fs::OpenFlags::from_bits_retain(flags.bits());
+    let mut opened = fs::Opened::new(fh.0.into()).with_flags(flags);
+    opened.backing = id.backing_id as i32;
+    opened
 }
 
 impl ReplyOpen {

@@ -145,11 +145,7 @@ impl Source {
             (false, false) => OpenFlags::empty(),
         };
         let fh = self.dirs.insert(Arc::new(dir)).ok_or(Errno::NFILE)?;
-        Ok(Opened {
-            fh,
-            flags,
-            ..Opened::default()
-        })
+        Ok(Opened::new(fh).with_flags(flags))
     }
 
     /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a

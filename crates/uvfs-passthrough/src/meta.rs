@@ -215,10 +215,7 @@ impl Source {
             mode: inode.kind,
             ..Default::default()
         };
-        Attributes {
-            attr,
-            ttl: Duration::ZERO,
-        }
+        Attributes::new(attr, Duration::ZERO)
     }
 
     /// Notes what the kernel is told of a file, and says for how long it may cache that. Not while a backing
@@ -247,13 +244,10 @@ impl Source {
     }
 
     pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
-        Entry {
-            node: inode.node,
-            generation: 0,
-            attr: attr(st),
-            attr_ttl: self.tell(inode, st, true),
-            entry_ttl: lifetime(inode, self.options.entry_ttl),
-        }
+        let mut entry = Entry::new(attr(st), self.tell(inode, st, true));
+        entry.node = inode.node;
+        entry.entry_ttl = lifetime(inode, self.options.entry_ttl);
+        entry
     }
 
     /// How long it may be cached that a directory lacks a name.
@@ -262,10 +256,8 @@ impl Source {
     }
 
     fn attributes(&self, cx: &Context, inode: &Inode, st: &Statx) -> Attributes {
-        Attributes {
-            attr: attr(st),
-            ttl: self.tell(inode, st, !interrupt::is_client(cx)),
-        }
+        let ttl = self.tell(inode, st, !interrupt::is_client(cx));
+        Attributes::new(attr(st), ttl)
     }
 
     pub(crate) fn get_attr(

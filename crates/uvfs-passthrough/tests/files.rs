@@ -29,21 +29,14 @@ fn what_is_written_is_read_and_names_move() {
         let served = Served::new(source, Options::default());
         let dir = served.mkdir(&ROOT_USER, ROOT, "dir", 0o777).node;
         let (entry, opened) = served.create(&ROOT_USER, dir, "file", 0o666);
-        let how = IoHow {
-            fh: opened.fh,
-            offset: 3,
-            ..Default::default()
-        };
+        let how = IoHow::new(opened.fh, 3);
         assert_eq!(served.write(how, b"hello"), Ok(5), "{store}");
         assert_eq!(served.read(opened.fh, 0, 100).unwrap(), b"\0\0\0hello");
         assert_eq!(
             std::fs::read(source.join("dir/file")).unwrap(),
             b"\0\0\0hello"
         );
-        let append = IoHow {
-            flags: OFlags::APPEND,
-            ..how
-        };
+        let append = how.with_flags(OFlags::APPEND);
         assert_eq!(served.write(append, b"!"), Ok(1));
         let attr = now(served.fs.getattr(&ROOT_USER, entry.node, Some(opened.fh)))
             .unwrap()
@@ -203,15 +196,7 @@ fn holes_are_made_and_found_and_data_is_copied() {
         let (_, a) = served.create(&ROOT_USER, ROOT, "a", 0o600);
         let (to, b) = served.create(&ROOT_USER, ROOT, "b", 0o600);
         let data = vec![7; 1 << 20];
-        served
-            .write(
-                IoHow {
-                    fh: a.fh,
-                    ..Default::default()
-                },
-                &data,
-            )
-            .unwrap();
+        served.write(IoHow::new(a.fh, 0), &data).unwrap();
         let (fs, fh) = (served.fs.clone(), a.fh);
         run(async move {
             let keep = FallocateFlags::KEEP_SIZE;
@@ -326,13 +311,7 @@ fn read_only_refuses_every_change() {
     let opened = served.open(file.node, libc::O_RDONLY).unwrap();
     assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
     assert_eq!(
-        served.write(
-            IoHow {
-                fh: opened.fh,
-                ..Default::default()
-            },
-            b"x"
-        ),
+        served.write(IoHow::new(opened.fh, 0), b"x"),
         Err(Errno::ROFS)
     );
 }

@@ -9,8 +9,8 @@ use common::*;
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    Context, Errno, FallocateFlags, FileType, IoHow, Mode, NewNode, Node, OFlags, OpenHow, Origin,
-    ROOT, SetAttr, XattrFlags,
+    Context, Errno, FallocateFlags, FileType, IoHow, Mode, NewNode, Node, OFlags, OpenHow, ROOT,
+    SetAttr, XattrFlags,
 };
 use uvfs_testing::{Need, has};
 
@@ -173,14 +173,9 @@ fn writing_takes_privileges_when_it_is_said_to() {
         let path = source.join("file");
         let reset = |mode| chmod(&path, mode);
         let mode = || served.mode(entry.node) & 0o7777;
-        let how = IoHow {
-            fh: opened.fh,
-            ..Default::default()
-        };
-        let kill = IoHow {
-            kill_suidgid: true,
-            ..how
-        };
+        let how = IoHow::new(opened.fh, 0);
+        let mut kill = how;
+        kill.kill_suidgid = true;
 
         reset(0o6755);
         served.write(how, b"x").unwrap();
@@ -228,11 +223,8 @@ fn truncating_takes_privileges_when_it_is_said_to() {
         }
 
         reset(0o6755);
-        let kill = OpenHow {
-            flags: OFlags::WRONLY | OFlags::TRUNC,
-            kill_suidgid: true,
-            origin: Origin::Kernel,
-        };
+        let mut kill = OpenHow::new(OFlags::WRONLY | OFlags::TRUNC);
+        kill.kill_suidgid = true;
         let truncated = now(fs.open(&ROOT_USER, entry.node, &kill)).unwrap();
         assert_eq!(mode(), 0o755);
         served.release(truncated.fh);
@@ -283,10 +275,7 @@ fn a_new_owner_and_new_contents_take_privileges() {
         ))
         .unwrap();
         assert_eq!(now(fs.getxattr(&USER, entry.node, name)).unwrap(), cap);
-        let how = IoHow {
-            fh: opened.fh,
-            ..Default::default()
-        };
+        let how = IoHow::new(opened.fh, 0);
         served.write(how, b"x").unwrap();
         let gone = now(fs.getxattr(&USER, entry.node, name));
         assert_eq!(gone.err(), Some(Errno::NODATA), "{store}");

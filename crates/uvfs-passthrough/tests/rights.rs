@@ -13,8 +13,8 @@ use common::*;
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    Context, Errno, FileType, Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, ROOT,
-    RenameFlags, SetAttr, SetTime, XattrFlags,
+    Context, Errno, FileType, Mode, NewNode, Node, OFlags, OpenHow, Opened, ROOT, RenameFlags,
+    SetAttr, SetTime, XattrFlags,
 };
 use uvfs_testing::{Need, has};
 
@@ -60,11 +60,7 @@ fn chmod(path: &Path, mode: u32) {
 }
 
 fn open(served: &Served, cx: &Context, node: Node, flags: i32) -> Result<Opened> {
-    let how = OpenHow {
-        flags: OFlags::from_bits_retain(flags as u32),
-        kill_suidgid: false,
-        origin: Origin::Kernel,
-    };
+    let how = OpenHow::new(OFlags::from_bits_retain(flags as u32));
     now(served.fs.open(cx, node, &how))
 }
 

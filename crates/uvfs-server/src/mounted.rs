@@ -32,6 +32,7 @@ pub enum OnSignal {
 
 /// How [`crate::mount()`] mounts and serves a file system.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Options {
     /// How the mount looks to the kernel.
     pub mount: MountOptions,

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
-use crate::fs::{Config, FileSystem};
+use crate::fs::{Config, Error, FileSystem, Result};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrievals};
 pub(crate) use crate::request::DEPTH;
@@ -30,15 +30,16 @@ use uvfs_sys::lock;
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
 const MAX_PAGES: u32 = 256;
-/// Requests that the kernel may have under way in the background (readahead, writeback).
-const MAX_BACKGROUND: u16 = 64;
+const PAGE: u32 = 4096;
+/// The protocol counts a request's pages in 16 bits.
+const MOST_WRITE: u32 = u16::MAX as u32 * PAGE;
 
 /// How a session serves.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// The name that `stats` shows.
     pub source: String,
-    /// Largest write in bytes; a multiple of the page size.
+    /// Largest write in bytes, from 4096 to 65,535 pages of that size; others are refused.
     pub max_write: u32,
     /// Largest readahead in bytes.
     pub max_readahead: u32,
@@ -57,7 +58,7 @@ pub struct SessionOptions {
 
 impl Default for SessionOptions {
     fn default() -> Self {
-        let max_write = MAX_PAGES * 4096;
+        let max_write = MAX_PAGES * PAGE;
         Self {
             source: String::new(),
             max_write,
@@ -183,18 +184,10 @@ impl<F: FileSystem> Session<F> {
             | InitFlags::MAX_PAGES
             | InitFlags::INIT_EXT
             | InitFlags::DONT_MASK;
-        let mut config = Config {
-            offered,
-            wanted: offered,
-            max_write: options.max_write,
-            max_readahead: options.max_readahead,
-            max_background: MAX_BACKGROUND,
-            congestion_threshold: MAX_BACKGROUND / 4 * 3,
-            time_gran: 1,
-            max_stack_depth: 0,
-            minor: abi::KERNEL_MINOR_VERSION,
-            uncached: false,
-        };
+        let mut config = Config::new(offered, abi::KERNEL_MINOR_VERSION);
+        config.wanted = offered;
+        config.max_write = options.max_write;
+        config.max_readahead = options.max_readahead;
         let session = Self::of(fs, null.into(), options);
         session.fs.init(&mut config, session.handle())?;
         let _ = session.agreed.set(Agreement {
@@ -202,7 +195,7 @@ impl<F: FileSystem> Session<F> {
                 minor: abi::KERNEL_MINOR_VERSION,
                 flags: config.wanted & offered,
             },
-            max_write: config.max_write.clamp(4096, session.options.max_write),
+            max_write: session.largest_write(&config)?,
             takes_uncached: config.uncached,
         });
         session.set_transport("shm");
@@ -327,7 +320,8 @@ impl<F: FileSystem> Session<F> {
             minor,
             flags: offered,
         } = init.offered();
-        let base = InitFlags::ASYNC_READ
+        let mut config = Config::new(offered, minor);
+        config.wanted = InitFlags::ASYNC_READ
             | InitFlags::BIG_WRITES
             | InitFlags::MAX_PAGES
             | InitFlags::PARALLEL_DIROPS
@@ -335,29 +329,23 @@ impl<F: FileSystem> Session<F> {
             | InitFlags::ABORT_ERROR
             | InitFlags::HAS_RESEND
             | InitFlags::INIT_EXT;
-        let mut config = Config {
-            offered,
-            wanted: base,
-            max_write: self.options.max_write,
-            max_readahead: self.options.max_readahead.min(init.arg.max_readahead),
-            max_background: MAX_BACKGROUND,
-            congestion_threshold: MAX_BACKGROUND / 4 * 3,
-            time_gran: 1,
-            max_stack_depth: 0,
-            minor,
-            uncached: false,
+        config.max_write = self.options.max_write;
+        config.max_readahead = self.options.max_readahead.min(init.arg.max_readahead);
+        let agreed = self.fs.init(&mut config, self.handle());
+        let agreed = agreed.and_then(|()| self.largest_write(&config));
+        let max_write = match agreed {
+            Ok(max_write) => max_write,
+            Err(error) => {
+                self.reply_error(init.header.unique, error.errno())?;
+                return Err(error.into());
+            }
         };
-        if let Err(error) = self.fs.init(&mut config, self.handle()) {
-            self.reply_error(init.header.unique, error.errno())?;
-            return Err(error.into());
-        }
         let mut flags = config.wanted & offered;
         flags.set(InitFlags::OVER_IO_URING, over_io_uring);
         if minor < 38 {
             flags.remove(InitFlags::SECURITY_CTX | InitFlags::CREATE_SUPP_GROUP);
         }
         self.coherence.set_background(config.max_background);
-        let max_write = config.max_write.clamp(4096, self.options.max_write);
         let (low, high) = flags.words();
         let out = abi::InitOut {
             major: abi::KERNEL_VERSION,
@@ -369,7 +357,7 @@ impl<F: FileSystem> Session<F> {
             congestion_threshold: config.congestion_threshold,
             max_write,
             time_gran: config.time_gran,
-            max_pages: max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16,
+            max_pages: max_write.div_ceil(4096) as u16,
             max_stack_depth: config.max_stack_depth,
             ..Default::default()
         };
@@ -383,6 +371,21 @@ impl<F: FileSystem> Session<F> {
         }
         tracing::debug!(minor, ?flags, max_write, "negotiated");
         self.reply(init.header.unique, out.as_bytes())
+    }
+
+    /// The largest write that the file system and the options allow.
+    fn largest_write(&self, config: &Config) -> Result<u32> {
+        let within = |name: &str, value: u32, most: u32| match value {
+            value if (PAGE..=most).contains(&value) => Ok(()),
+            _ => {
+                let why = format!("{name} is {value}, and has to be from {PAGE} to {most}");
+                Err(Error::new(Errno::INVAL, why))
+            }
+        };
+        let most = self.options.max_write;
+        within("SessionOptions::max_write", most, MOST_WRITE)?;
+        within("Config::max_write", config.max_write, most)?;
+        Ok(config.max_write)
     }
 
     fn reply(&self, unique: u64, body: &[u8]) -> io::Result<()> {

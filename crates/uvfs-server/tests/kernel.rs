@@ -87,10 +87,7 @@ impl FileSystem for Stage {
         } else {
             OpenFlags::KEEP_CACHE
         };
-        Ok(Opened {
-            flags,
-            ..Default::default()
-        })
+        Ok(Opened::default().with_flags(flags))
     }
 
     async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {

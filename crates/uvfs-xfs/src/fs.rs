@@ -255,13 +255,10 @@ impl XfsFs {
     }
 
     fn entry(&self, i: &Inode) -> Entry {
-        Entry {
-            node: self.node(i.ino),
-            generation: i.generation.into(),
-            attr: self.attr(i),
-            attr_ttl: TTL,
-            entry_ttl: TTL,
-        }
+        let mut entry = Entry::new(self.attr(i), TTL);
+        entry.node = self.node(i.ino);
+        entry.generation = i.generation.into();
+        entry
     }
 }
 
@@ -363,10 +360,8 @@ impl FileSystem for XfsFs {
     }
 
     async fn getattr(&self, cx: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
-        Ok(Attributes {
-            attr: self.attr(&self.look(cx, || self.inode(node)).await?),
-            ttl: TTL,
-        })
+        let inode = self.look(cx, || self.inode(node)).await?;
+        Ok(Attributes::new(self.attr(&inode), TTL))
     }
 
     async fn statx(

@@ -339,10 +339,9 @@ struct BadPage;
 
 impl FileSystem for BadPage {
     async fn lookup(&self, _: &Context, _: Node, _: &CStr) -> Result<Entry> {
-        Ok(Entry {
-            node: Node(2),
-            ..Entry::new(Self::attr(), Duration::ZERO)
-        })
+        let mut entry = Entry::new(Self::attr(), Duration::ZERO);
+        entry.node = Node(2);
+        Ok(entry)
     }
 
     async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> Result<Attributes> {

@@ -239,10 +239,11 @@ const NODE: u64 = 2;
 
 impl FileSystem for Short {
     async fn lookup(&self, _: &Context, _: Node, _: &CStr) -> FsResult<Entry> {
-        Ok(Entry {
-            node: Node(NODE),
-            ..Entry::new(abi::Attr::default(), Duration::ZERO)
-        })
+        let attr = abi::Attr {
+            ino: NODE,
+            ..Default::default()
+        };
+        Ok(Entry::new(attr, Duration::ZERO))
     }
 
     async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> FsResult<Attributes> {

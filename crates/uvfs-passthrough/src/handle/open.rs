@@ -228,12 +228,11 @@ impl Source {
         });
         inode.state().open = Arc::downgrade(&file.fd);
         match self.files.insert(file.clone()) {
-            Some(fh) => Ok(Opened {
-                fh,
-                flags,
-                backing,
-                ..Opened::default()
-            }),
+            Some(fh) => {
+                let mut opened = Opened::new(fh).with_flags(flags);
+                opened.backing = backing;
+                Ok(opened)
+            }
             None => {
                 self.end_use(&file);
                 Err(Errno::NFILE)

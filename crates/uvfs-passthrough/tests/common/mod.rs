@@ -16,7 +16,7 @@ use uvfs_queue::wait::WaitConfig;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     self, Config, Context, DirEntry, DirSink, Entry, Errno, FileType, Handle, InitFlags, IoHow,
-    Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT, SessionHandle,
+    Mode, NewNode, Node, OFlags, OpenHow, Opened, Payload, ROOT, SessionHandle,
 };
 
 /// Root as the caller.
@@ -141,18 +141,7 @@ impl Served {
     }
 
     pub fn init(&self, offered: InitFlags) -> Config {
-        let mut config = Config {
-            offered,
-            wanted: InitFlags::empty(),
-            max_write: 1 << 20,
-            max_readahead: 1 << 20,
-            max_background: 64,
-            congestion_threshold: 48,
-            time_gran: 1,
-            max_stack_depth: 0,
-            minor: 45,
-            uncached: false,
-        };
+        let mut config = Config::new(offered, 45);
         self.fs.init(&mut config, self.session.clone()).unwrap();
         config
     }
@@ -193,11 +182,7 @@ impl Served {
             umask: Mode::from_raw_mode(umask),
             rdev: 0,
         };
-        let how = OpenHow {
-            flags: OFlags::from_bits_retain(flags),
-            kill_suidgid: false,
-            origin: Origin::Kernel,
-        };
+        let how = OpenHow::new(OFlags::from_bits_retain(flags));
         now(self.fs.create(cx, parent, &c(name), &new, &how))
     }
 
@@ -212,11 +197,7 @@ impl Served {
     }
 
     pub fn open(&self, node: Node, flags: i32) -> Result<Opened> {
-        let how = OpenHow {
-            flags: OFlags::from_bits_retain(flags as u32),
-            kill_suidgid: false,
-            origin: Origin::Kernel,
-        };
+        let how = OpenHow::new(OFlags::from_bits_retain(flags as u32));
         now(self.fs.open(&ROOT_USER, node, &how))
     }
 
@@ -228,11 +209,7 @@ impl Served {
         let fs = self.fs.clone();
         run(async move {
             let data = Payload::from(IoBuf::alloc(len).unwrap().slice(0..len));
-            let how = IoHow {
-                fh,
-                offset,
-                ..Default::default()
-            };
+            let how = IoHow::new(fh, offset);
             let read = fs.read(&ROOT_USER, Node(0), &how, &data).await;
             let n = read.map_err(|error| error.errno())?;
             let mut bytes = vec![0; n];

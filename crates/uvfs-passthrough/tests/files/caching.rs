@@ -20,11 +20,8 @@ fn uncached_io_works_where_the_host_has_it_and_where_not() {
             },
         );
         let (_, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
-        let how = IoHow {
-            fh: opened.fh,
-            uncached: true,
-            ..Default::default()
-        };
+        let mut how = IoHow::new(opened.fh, 0);
+        how.uncached = true;
         for round in 0..2 {
             let data = vec![round; 300_000];
             assert_eq!(served.write(how, &data), Ok(data.len()), "{store}");
@@ -98,15 +95,7 @@ fn writeback_reads_what_it_writes_around() {
     let flags = OFlags::WRONLY | OFlags::APPEND;
     // The kernel has worked out where.
     served
-        .write(
-            IoHow {
-                fh: opened.fh,
-                flags,
-                offset: 1,
-                ..Default::default()
-            },
-            b"A",
-        )
+        .write(IoHow::new(opened.fh, 1).with_flags(flags), b"A")
         .unwrap();
     assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"dAta");
     // Without the kernel's consent it is off.
@@ -257,11 +246,8 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     assert_eq!(live, [file]);
     assert!(!open(other, libc::O_RDONLY).1 && !open(setuid, direct).1);
     // Clients are not the kernel.
-    let how = OpenHow {
-        flags: OFlags::from_bits_retain(direct as u32),
-        kill_suidgid: false,
-        origin: Origin::Client(()),
-    };
+    let mut how = OpenHow::new(OFlags::from_bits_retain(direct as u32));
+    how.origin = Origin::Client(());
     let client = now(served.fs.open(&ROOT_USER, file, &how)).unwrap();
     assert_eq!(client.backing, 0);
     let fresh = |name: &str| {

@@ -134,10 +134,7 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
                 .attr;
             assert_eq!((attr.mode, attr.nlink), (libc::S_IFREG | 0o640, 0));
             let opened = served.open(node, libc::O_RDWR).unwrap();
-            let how = IoHow {
-                fh: opened.fh,
-                ..Default::default()
-            };
+            let how = IoHow::new(opened.fh, 0);
             served.write(how, b"data").unwrap();
             assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
             served.release(opened.fh);
@@ -281,10 +278,7 @@ fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
         // The space of what the kernel has not forgotten yet is there for writes that need it.
         for name in ["large", "another", "third"] {
             let (_, opened) = served.create(&ROOT_USER, ROOT, name, 0o600);
-            let how = IoHow {
-                fh: opened.fh,
-                ..Default::default()
-            };
+            let how = IoHow::new(opened.fh, 0);
             // Children of other tests have everything open until they have executed something.
             let late = Instant::now() + Duration::from_secs(30);
             loop {
@@ -442,22 +436,10 @@ fn nameless_files_get_names() {
             umask: Mode::from_raw_mode(0o022),
             rdev: 0,
         };
-        let how = OpenHow {
-            flags: OFlags::RDWR,
-            kill_suidgid: false,
-            origin: Origin::Kernel,
-        };
+        let how = OpenHow::new(OFlags::RDWR);
         let (entry, opened) = now(served.fs.tmpfile(&USER, ROOT, &new, &how)).unwrap();
         assert_eq!(entry.attr.nlink, 0, "{store}");
-        served
-            .write(
-                IoHow {
-                    fh: opened.fh,
-                    ..Default::default()
-                },
-                b"data",
-            )
-            .unwrap();
+        served.write(IoHow::new(opened.fh, 0), b"data").unwrap();
         let link = now(served.fs.link(&USER, entry.node, ROOT, c"named")).unwrap();
         assert_eq!(
             (link.node, link.attr.nlink, link.attr.size),

@@ -87,6 +87,7 @@ pub struct Context {
 
 /// A directory entry that was found or made; it counts as one lookup of its node.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// The node, or 0 for a name that does not exist, which the kernel may cache: [`Entry::missing`].
     pub node: Node,
@@ -137,6 +138,7 @@ impl From<Attributes> for Entry {
 
 /// Attributes and how long they may be cached.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Attributes {
     /// The attributes.
     pub attr: Attr,
@@ -175,6 +177,7 @@ const PERMISSIONS: u32 = 0o7777;
 
 /// An open file or directory.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Opened {
     /// The handle that later requests name it by.
     pub fh: Handle,
@@ -200,6 +203,11 @@ impl Opened {
             fh,
             ..Self::default()
         }
+    }
+
+    /// With these FOPEN_* flags.
+    pub fn with_flags(self, flags: OpenFlags) -> Self {
+        Self { flags, ..self }
     }
 }
 
@@ -280,6 +288,7 @@ pub fn touch(attr: &mut Attr) {
 
 /// How open and create open a file.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct OpenHow {
     /// The flags of open(2), as the kernel passes them on.
     pub flags: OFlags,
@@ -292,15 +301,20 @@ pub struct OpenHow {
 
 impl Default for OpenHow {
     fn default() -> Self {
-        Self {
-            flags: OFlags::empty(),
-            kill_suidgid: false,
-            origin: Origin::Kernel,
-        }
+        Self::new(OFlags::empty())
     }
 }
 
 impl OpenHow {
+    /// An open by the kernel with these flags.
+    pub fn new(flags: OFlags) -> Self {
+        Self {
+            flags,
+            kill_suidgid: false,
+            origin: Origin::Kernel,
+        }
+    }
+
     /// Whether the file is opened for writing, alone or with reading.
     pub fn writes(&self) -> bool {
         self.flags.intersects(OFlags::RWMODE)
@@ -322,6 +336,7 @@ pub struct NewNode {
 
 /// Where and how to read or write.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct IoHow {
     /// The handle.
     pub fh: Handle,
@@ -342,15 +357,27 @@ pub struct IoHow {
 
 impl Default for IoHow {
     fn default() -> Self {
+        Self::new(Handle::default(), 0)
+    }
+}
+
+impl IoHow {
+    /// A read or write of an open file at a position in bytes.
+    pub fn new(fh: Handle, offset: u64) -> Self {
         Self {
-            fh: Handle::default(),
-            offset: 0,
+            fh,
+            offset,
             flags: OFlags::empty(),
             from_cache: false,
             kill_suidgid: false,
             owner: None,
             uncached: false,
         }
+    }
+
+    /// Of a file that is open with these flags.
+    pub fn with_flags(self, flags: OFlags) -> Self {
+        Self { flags, ..self }
     }
 }
 
@@ -420,12 +447,14 @@ pub struct CopyRange {
 /// The features and sizes that are agreed with the kernel when a mount starts. A file system asks in
 /// [`FileSystem::init`](super::FileSystem::init); what the kernel does not offer stays off.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// The features that the kernel offers.
     pub offered: InitFlags,
     /// The features that the session asks for; a file system adds and removes.
     pub wanted: InitFlags,
-    /// Largest write in bytes.
+    /// Largest write in bytes, from 4096 to [`SessionOptions::max_write`](crate::SessionOptions::max_write), which it is
+    /// before; others are refused.
     pub max_write: u32,
     /// Largest readahead in bytes.
     pub max_readahead: u32,
@@ -442,6 +471,25 @@ pub struct Config {
     /// Set by a file system whose reads and writes can leave nothing in a cache of the store. Without it
     /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
     pub uncached: bool,
+}
+
+impl Config {
+    /// What a session begins with, of a kernel that offers these features and speaks 7.`minor`.
+    pub fn new(offered: InitFlags, minor: u32) -> Self {
+        const BACKGROUND: u16 = 64;
+        Self {
+            offered,
+            wanted: InitFlags::empty(),
+            max_write: 1 << 20,
+            max_readahead: 1 << 20,
+            max_background: BACKGROUND,
+            congestion_threshold: BACKGROUND / 4 * 3,
+            time_gran: 1,
+            max_stack_depth: 0,
+            minor,
+            uncached: false,
+        }
+    }
 }
 
 /// Something that a program of the host has changed.

@@ -304,10 +304,7 @@ impl FileSystem for Failing {
     async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
         // As it is called: no page cache of this mount makes other calls of it.
         let flags = OpenFlags::DIRECT_IO;
-        Ok(Opened {
-            flags,
-            ..Opened::default()
-        })
+        Ok(Opened::default().with_flags(flags))
     }
 
     async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
