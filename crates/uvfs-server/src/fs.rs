@@ -16,6 +16,7 @@ pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use session::{SessionHandle, Sizes};
+pub(crate) use types::IOC_WRITE;
 pub use types::{
     Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,
     LockHow, LockOwner, NewNode, Node, OpenHow, Opened, Origin, Poll, ROOT, Seek, SetAttr, SetTime,

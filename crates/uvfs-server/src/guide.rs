@@ -129,6 +129,7 @@
 //! | the kernel to read and write a host file itself | [`Opened::backing`](crate::fs::Opened::backing) |
 //! | small files that come with their open | [`Opened::contents`](crate::fs::Opened::contents) |
 //! | the kernel's write-back cache, and other features of the protocol | [`Config::wanted`](crate::fs::Config::wanted) in [`init`](crate::FileSystem::init) |
+//! | a file system over yours: slow, failing, read-only, a directory of it, or cached | [`layers`](crate::layers) |
 //! | clients that go on after a restart of the server | [`identity`](crate::fs::ClientSupport::identity) and [`find`](crate::fs::ClientSupport::find) |
 //! | counts, and latency by request | [`Session::report`](crate::Session::report), `uvfs stats MOUNTPOINT` |
 //!

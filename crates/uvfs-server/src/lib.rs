@@ -35,6 +35,7 @@ pub mod fs;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod interrupt;
+pub mod layers;
 mod lease;
 pub mod mount;
 mod mounted;

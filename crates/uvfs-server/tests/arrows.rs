@@ -23,6 +23,7 @@ fn dependencies_of_modules_go_down() {
         "interrupt",
         "signals",
         "mount",
+        "layers",
         "notify fs",
         "guide",
     ];

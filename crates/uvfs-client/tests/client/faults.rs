@@ -2,7 +2,6 @@
 //! error, or none, and what a sync acknowledged is there.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,96 +10,35 @@ use std::time::Duration;
 
 use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
 use uvfs_passthrough::{Options, Passthrough};
-use uvfs_proto::abi;
-use uvfs_server::fs::{
-    Attributes, Bytes, ClientSupport, Context, DirSink, Entry, Errno, FallocateFlags, Handle,
-    IoHow, LockOwner, NewNode, Node, OFlags, OpenHow, Opened, Payload, RenameFlags, Result,
-    SetAttr, Unlinked, XattrFlags,
-};
-use uvfs_server::{ClientLimits, FileSystem, Session, SessionOptions, in_process};
+use uvfs_server::fs::{Errno, Result};
+use uvfs_server::layers::{Call, Faults, Opcode};
+use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
 
 use crate::common::rw;
 
-/// A directory, one call of which fails.
+/// The call of a directory that fails.
 struct Worst {
-    fs: Passthrough,
-    /// Calls before that one.
+    /// Calls before it.
     left: AtomicI64,
-    errno: Errno,
     /// It has failed.
     failed: AtomicBool,
 }
 
 impl Worst {
-    fn call(&self) -> Result<()> {
-        match self.left.fetch_sub(1, Ordering::SeqCst) {
-            0 => {
+    /// The directory. What takes back a handle does not fail.
+    fn fails(
+        self: Arc<Self>,
+        fs: Passthrough,
+        errno: Errno,
+    ) -> Faults<Passthrough, impl Fn(&Call) -> Result<usize>> {
+        Faults::new(fs, move |call| match call.opcode {
+            Opcode::Release | Opcode::Releasedir => Ok(usize::MAX),
+            _ if self.left.fetch_sub(1, Ordering::SeqCst) == 0 => {
                 self.failed.store(true, Ordering::SeqCst);
-                Err(self.errno.into())
+                Err(errno.into())
             }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Handlers that may fail, and else are the directory's.
-macro_rules! handlers {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
-        $(async fn $name(&self, cx: &Context, $($arg: $ty),*) -> Result<$out> {
-            self.call()?;
-            self.fs.$name(cx, $($arg),*).await
-        })*
-    };
-}
-
-impl FileSystem for Worst {
-    fn clients(&self) -> Option<&dyn ClientSupport> {
-        self.fs.clients()
-    }
-
-    fn forget(&self, node: Node, lookups: u64) {
-        self.fs.forget(node, lookups);
-    }
-
-    async fn release(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        flags: OFlags,
-        flock: Option<LockOwner>,
-    ) -> Result<()> {
-        self.fs.release(cx, node, fh, flags, flock).await
-    }
-
-    async fn releasedir(&self, cx: &Context, node: Node, fh: Handle, flags: OFlags) -> Result<()> {
-        self.fs.releasedir(cx, node, fh, flags).await
-    }
-
-    handlers! {
-        lookup(parent: Node, name: &CStr) -> Entry;
-        getattr(node: Node, fh: Option<Handle>) -> Attributes;
-        setattr(node: Node, set: &SetAttr) -> Attributes;
-        mkdir(parent: Node, name: &CStr, new: &NewNode) -> Entry;
-        unlink(parent: Node, name: &CStr) -> Unlinked;
-        rename(
-            parent: Node, name: &CStr, new_parent: Node, new_name: &CStr, flags: RenameFlags
-        ) -> Unlinked;
-        open(node: Node, how: &OpenHow) -> Opened;
-        create(parent: Node, name: &CStr, new: &NewNode, how: &OpenHow) -> (Entry, Opened);
-        read(node: Node, how: &IoHow, data: &Payload) -> usize;
-        write(node: Node, how: &IoHow, data: &Payload) -> usize;
-        flush(node: Node, fh: Handle, owner: LockOwner) -> ();
-        fsync(node: Node, fh: Handle, data_only: bool) -> ();
-        opendir(node: Node, how: &OpenHow) -> Opened;
-        readdir(node: Node, fh: Handle, sink: &mut dyn DirSink) -> ();
-        fsyncdir(node: Node, fh: Handle, data_only: bool) -> ();
-        statfs(node: Node) -> abi::Kstatfs;
-        setxattr(
-            node: Node, name: &CStr, value: &[u8], flags: XattrFlags, kill_sgid: bool
-        ) -> ();
-        getxattr(node: Node, name: &CStr) -> Bytes;
-        fallocate(node: Node, fh: Handle, offset: u64, len: u64, mode: FallocateFlags) -> ();
+            _ => Ok(usize::MAX),
+        })
     }
 }
 
@@ -274,13 +212,13 @@ fn fails_at(n: i64, errno: Errno) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
     std::fs::create_dir(&source).unwrap();
-    let worst = Worst {
-        fs: Passthrough::open(&source, Options::default()).unwrap(),
+    let worst = Arc::new(Worst {
         left: AtomicI64::new(i64::MAX),
-        errno,
         failed: AtomicBool::new(false),
-    };
-    let session = Arc::new(Session::unmounted(worst, SessionOptions::default()).unwrap());
+    });
+    let fs = Passthrough::open(&source, Options::default()).unwrap();
+    let fs = worst.clone().fails(fs, errno);
+    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
     let config = Config {
         memory: 4 << 20,
@@ -294,11 +232,11 @@ fn fails_at(n: i64, errno: Errno) -> bool {
         errors: 0,
         files: BTreeMap::new(),
     };
-    session.fs().left.store(n, Ordering::SeqCst);
+    worst.left.store(n, Ordering::SeqCst);
     load.run();
-    session.fs().left.store(i64::MAX, Ordering::SeqCst);
+    worst.left.store(i64::MAX, Ordering::SeqCst);
     let (files, errors) = (std::mem::take(&mut load.files), load.errors);
-    let failed = session.fs().failed.load(Ordering::SeqCst);
+    let failed = worst.failed.load(Ordering::SeqCst);
     assert!(
         failed || errors == 0,
         "nothing failed, and {errors} calls did"
@@ -334,56 +272,26 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 const BAD: u64 = 16;
 
-/// A file with a page that can't be read, nor anything together with it.
-struct BadPage;
-
-impl FileSystem for BadPage {
-    async fn lookup(&self, _: &Context, _: Node, _: &CStr) -> Result<Entry> {
-        let mut entry = Entry::new(Self::attr(), Duration::ZERO);
-        entry.node = Node(2);
-        Ok(entry)
-    }
-
-    async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> Result<Attributes> {
-        Ok(Attributes::new(Self::attr(), Duration::ZERO))
-    }
-
-    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
-        Ok(Opened::default())
-    }
-
-    async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        let (first, end) = (how.offset, how.offset + data.len() as u64);
-        if first < (BAD + 1) * PAGE && end > BAD * PAGE {
-            return Err(Errno::IO.into());
-        }
-        let bytes: Vec<u8> = (first..end.min(PAGES * PAGE))
-            .map(|at| (at / PAGE) as u8)
-            .collect();
-        data.copy_in(0, &bytes);
-        Ok(bytes.len())
-    }
-}
-
-impl BadPage {
-    fn attr() -> abi::Attr {
-        abi::Attr {
-            size: PAGES * PAGE,
-            mode: libc::S_IFREG | 0o644,
-            ..Default::default()
-        }
-    }
-}
-
 /// A page that can't be read fails no other page, whichever way a program reads.
 #[test]
 fn a_page_that_cannot_be_read_takes_no_other_with_it() {
-    let session = Arc::new(Session::unmounted(BadPage, SessionOptions::default()).unwrap());
     let pages = |pages: std::ops::Range<u64>| -> Vec<u8> {
         pages
             .flat_map(|page| vec![page as u8; PAGE as usize])
             .collect()
     };
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), pages(0..PAGES)).unwrap();
+    let fs = Passthrough::open(dir.path(), Options::default()).unwrap();
+    // Nor can anything together with it.
+    let fs = Faults::new(fs, |call| {
+        let bad = call.range.start < (BAD + 1) * PAGE && call.range.end > BAD * PAGE;
+        match bad && call.opcode == Opcode::Read {
+            true => Err(Errno::IO.into()),
+            false => Ok(usize::MAX),
+        }
+    });
+    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     for submitted in [false, true] {
         let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
         let client = Client::new(Server::from(socket), Config::default()).unwrap();

@@ -49,14 +49,18 @@ pub type Sizes = dyn Fn(Node) -> Option<u64> + Send + Sync;
 /// let _ = feed.session.set(session);
 /// assert!(feed.grown(100).is_err(), "there is no session");
 /// ```
-#[allow(unused_variables)]
 pub trait SessionHandle: Send + Sync {
+    /// Another session, which does what this has no method for: for a layer that looks at a part of that.
+    fn outer(&self) -> Option<&dyn SessionHandle> {
+        None
+    }
+
     /// Notifications of the kernel. Without a mount they go nowhere.
     ///
     /// # Errors
     /// ENODEV when the session has ended.
     fn notifier(&self) -> io::Result<Notifier> {
-        Err(Errno::NODEV.into())
+        self.outer().ok_or(Errno::NODEV)?.notifier()
     }
 
     /// Registers a backing file for opens of a node with [`OpenFlags::PASSTHROUGH`](crate::fs::OpenFlags), one at a
@@ -68,21 +72,22 @@ pub trait SessionHandle: Send + Sync {
     /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
     /// where there is no passthrough; ENODEV when the session has ended.
     fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
-        Err(Errno::NODEV.into())
+        let outer = self.outer().ok_or(Errno::NODEV)?;
+        outer.register_backing(node, file)
     }
 
     /// Takes back a node's registration, after the last of its opens was released.
-    fn unregister_backing(&self, node: Node, id: i32) {}
+    fn unregister_backing(&self, node: Node, id: i32) {
+        if let Some(outer) = self.outer() {
+            outer.unregister_backing(node, id);
+        }
+    }
 
     /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer
     /// does not tell. Does not wait.
     fn attributes_changed(&self, node: Node) {
-        // None of its pages: that could wait for one that another request has locked.
-        let told = self
-            .notifier()
-            .and_then(|kernel| kernel.invalidate_inode(node, -1, 0));
-        if let Err(error) = told {
-            tracing::debug!(%node, %error, "a notification was not taken");
+        if let Some(outer) = self.outer() {
+            outer.attributes_changed(node);
         }
     }
 
@@ -92,12 +97,17 @@ pub trait SessionHandle: Send + Sync {
     /// After a report that contents changed, the session asks `size`, on a thread of its own, and tells the kernel of a
     /// file that is longer ([`Notifier::grow`]).
     fn host_is_watched(&self, size: Box<Sizes>) -> bool {
-        false
+        let outer = self.outer();
+        outer.is_some_and(|outer| outer.host_is_watched(size))
     }
 
     /// Another program has changed something behind the mount: the server invalidates what the
     /// kernel has of it.
-    fn host_changed(&self, change: HostChange<'_>) {}
+    fn host_changed(&self, change: HostChange<'_>) {
+        if let Some(outer) = self.outer() {
+            outer.host_changed(change);
+        }
+    }
 }
 
 impl SessionHandle for () {}

@@ -519,6 +519,9 @@ pub struct Watch {
     pub events: u64,
 }
 
+/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
+pub(crate) const IOC_WRITE: u32 = 1 << 30;
+
 /// An ioctl.
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {

@@ -59,6 +59,16 @@ impl SessionHandle for Handle {
         coherence.passed(node.0);
     }
 
+    fn attributes_changed(&self, node: Node) {
+        // None of its pages: that could wait for one that another request has locked.
+        let told = self
+            .notifier()
+            .and_then(|kernel| kernel.invalidate_inode(node, -1, 0));
+        if let Err(error) = told {
+            tracing::debug!(%node, %error, "a notification was not taken");
+        }
+    }
+
     fn host_is_watched(&self, size: Box<Sizes>) -> bool {
         let coherence = self.coherence.upgrade();
         coherence.is_some_and(|coherence| coherence.host_is_watched(size))

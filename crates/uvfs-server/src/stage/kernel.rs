@@ -11,13 +11,10 @@ use zerocopy::IntoBytes;
 
 use crate::coherence::Since;
 use crate::dispatch;
-use crate::fs::{Errno, FileSystem, Handle, Node, OFlags};
+use crate::fs::{Errno, FileSystem, Handle, IOC_WRITE, Node, OFlags};
 use crate::reply::{Body, OpenReply, Outcome, Reply};
 use crate::request::Request;
 use crate::session::Session;
-
-/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
-const IOC_WRITE: u32 = 1 << 30;
 
 /// Answers a request of the kernel's.
 pub(super) async fn answer<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {

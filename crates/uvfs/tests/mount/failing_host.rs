@@ -1,19 +1,14 @@
 //! A host that reads or writes only a part, fails to, or never answers for one file.
 
-use std::ffi::CStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use uvfs_server::FileSystem;
-use uvfs_server::fs::{
-    Attr, Attributes, Context, Entry, Errno, FileType, Handle, IoHow, Node, OpenFlags, OpenHow,
-    Opened, Payload, ROOT, Result, attr, read_from,
-};
+use uvfs_server::layers::{Faults, Opcode};
 
 use crate::child;
 use crate::harness::*;
@@ -252,100 +247,47 @@ fn attached(at: &Path) -> usize {
     report["clients"].as_array().unwrap().len()
 }
 
-/// Pages of [`Failing`]'s files.
+/// Pages of a failing host's file.
 const PAGE: u64 = 4096;
-/// Its files have so many, of which this one can't be read.
+/// It has so many, of which this one can't be read.
 const PAGES: u64 = 64;
 const BAD_PAGE: u64 = 16;
 const BAD: std::ops::Range<u64> = BAD_PAGE * PAGE..(BAD_PAGE + 1) * PAGE;
 
-/// A file system of the host with a bad place: nothing there can be read or written. One call transfers
-/// at most `most` bytes, and less before the bad place.
-struct Failing {
-    most: usize,
-    file: Mutex<Vec<u8>>,
-}
-
-const FAILING_FILE: Node = Node(2);
-
-impl Failing {
-    fn attr(&self, node: Node) -> Attr {
-        match node {
-            ROOT => attr(ROOT, FileType::Directory, 0o755),
-            _ => Attr {
-                size: self.file.lock().unwrap().len() as u64,
-                ..attr(FAILING_FILE, FileType::RegularFile, 0o644)
-            },
-        }
-    }
-
-    /// How much of a call is made.
-    fn part(&self, offset: u64, len: usize) -> Result<usize> {
-        if BAD.contains(&offset) {
-            return Err(Errno::IO.into());
-        }
-        let good = BAD.start.checked_sub(offset).unwrap_or(u64::MAX);
-        Ok(len.min(self.most).min(good as usize))
-    }
-}
-
-impl FileSystem for Failing {
-    async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry> {
-        match name.to_bytes() {
-            b"file" => Ok(Entry::new(self.attr(FAILING_FILE), Duration::ZERO)),
-            _ => Err(Errno::NOENT.into()),
-        }
-    }
-
-    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
-        Ok(Attributes::new(self.attr(node), Duration::ZERO))
-    }
-
-    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
-        // As it is called: no page cache of this mount makes other calls of it.
-        let flags = OpenFlags::DIRECT_IO;
-        Ok(Opened::default().with_flags(flags))
-    }
-
-    async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        let part = self.part(how.offset, data.len())?;
-        Ok(read_from(
-            &self.file.lock().unwrap(),
-            how.offset,
-            &data.slice(0..part),
-        ))
-    }
-
-    async fn write(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        let part = self.part(how.offset, data.len())?;
-        let mut bytes = vec![0; part];
-        data.slice(0..part).copy_out(0, &mut bytes);
-        let mut file = self.file.lock().unwrap();
-        let start = how.offset as usize;
-        let end = (start + part).max(file.len());
-        file.resize(end, 0);
-        file[start..start + part].copy_from_slice(&bytes);
-        Ok(part)
-    }
-
-    async fn fsync(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Serves [`Failing`] until it is unmounted.
+/// Serves a directory whose file has a bad place, until it is unmounted: nothing there can be read or written. One call
+/// transfers at most `most` bytes, and less before the bad place. There are no extended attributes.
 pub fn failing(at: &Path, most: &str) -> String {
-    let file = (0..PAGES * PAGE).map(|at| (at / PAGE) as u8).collect();
-    let fs = Failing {
-        most: most.parse().unwrap(),
-        file: Mutex::new(file),
+    let most: usize = most.parse().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / PAGE) as u8).collect();
+    fs::write(dir.path().join("file"), file).unwrap();
+    let options = uvfs_passthrough::Options {
+        // As it is called: no cache of this mount makes other calls of it.
+        direct_io: true,
+        passthrough: uvfs_passthrough::Backed::Off,
+        watch: false,
+        attr_ttl: Duration::ZERO,
+        entry_ttl: Duration::ZERO,
+        ..Default::default()
     };
+    let fs = uvfs_passthrough::Passthrough::open(dir.path(), options).unwrap();
+    let fs = Faults::new(fs, move |call| {
+        let start = call.range.start;
+        match call.opcode {
+            Opcode::Read | Opcode::Write if BAD.contains(&start) => Err(Errno::IO.into()),
+            Opcode::Read | Opcode::Write if start < BAD.start => {
+                Ok(most.min((BAD.start - start) as usize))
+            }
+            Opcode::Getxattr | Opcode::Listxattr => Err(Errno::NOSYS.into()),
+            _ => Ok(most),
+        }
+    });
     let options = uvfs_server::Options::named("failing");
     uvfs_server::mount(fs, at, options).unwrap().wait();
     "ended".into()
 }
 
-/// Reads the file of [`Failing`] as cat(1) does, then each of its pages. Prints the error that ended the first,
+/// Reads the file of [`failing`] as cat(1) does, then each of its pages. Prints the error that ended the first,
 /// or 0, how much it had, the pages that can't be read or are not as they were, and the size.
 const READS: &str = "import os, sys\n\
     fd, error, had = os.open(sys.argv[1], os.O_RDONLY), 0, 0\n\
@@ -468,7 +410,7 @@ fn stats_are_shown_of_a_source_that_hangs_and_one_without_attributes() {
     host.wait(SOON).expect("it ends with its mount").ok();
 }
 
-/// Serves a mount of [`Failing`], which a process of its own serves.
+/// Serves a mount of [`failing`], which a process of its own serves.
 fn failing_host(option: &str, most: usize) -> (Served, Running) {
     let scratch = Scratch::new();
     let (source, most) = (scratch.dir("source"), most.to_string());
