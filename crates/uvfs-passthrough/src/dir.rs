@@ -150,7 +150,13 @@ impl Source {
 
     /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a
     /// listing goes on at the right place whatever was made or removed since.
-    pub(crate) fn list(&self, node: Node, fh: Handle, sink: &mut dyn DirSink) -> Result<()> {
+    pub(crate) fn list(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Handle,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         let dir = self.dir(node, fh)?;
         let mut reader = lock(&dir.reader);
         let reader = &mut *reader;
@@ -166,7 +172,7 @@ impl Source {
                 Err(errno) => return Err(errno),
             }
             let entry = Dirent::parse(&reader.buf[reader.at..reader.end]).ok_or(Errno::IO)?;
-            if !self.give(&dir, &entry, plus, sink)? {
+            if !self.give(cx, &dir, &entry, plus, sink)? {
                 return Ok(());
             }
             given = true;
@@ -209,6 +215,7 @@ impl Source {
     /// Gives one entry; false when it does not fit.
     fn give(
         &self,
+        cx: &Context,
         dir: &OpenDir,
         entry: &Dirent<'_>,
         plus: bool,
@@ -246,7 +253,7 @@ impl Source {
         let at = path.as_ref().map_or(dir.as_fd(), AsFd::as_fd);
         match self.find(&dir.inode, at, entry.name) {
             Ok((inode, st)) => {
-                let found = self.entry(&inode, &st);
+                let found = self.entry(cx, &inode, &st);
                 let fits = sink.add_plus(shown, &found);
                 if !fits {
                     self.inodes.forget(inode.node, 1);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use uvfs_server::fs::{Entry, Node, ROOT};
+use uvfs_server::fs::{Context, Entry, Node, ROOT};
 
 use crate::Source;
 use crate::inode::born;
@@ -70,7 +70,7 @@ impl Source {
     }
 
     /// Finds the file of an identity and a path behind it, and counts a lookup.
-    pub(crate) fn find_again(&self, asked: &[u8]) -> Result<Entry> {
+    pub(crate) fn find_again(&self, cx: &Context, asked: &[u8]) -> Result<Entry> {
         let len = word(asked, FIXED - 4)? as usize;
         let kind = word(asked, FIXED - 8)? as i32;
         let bytes = asked
@@ -113,6 +113,6 @@ impl Source {
             },
         };
         let (inode, st) = self.adopt(&root, found.ok_or(Errno::STALE)?)?;
-        Ok(self.entry(&inode, &st))
+        Ok(self.entry(cx, &inode, &st))
     }
 }

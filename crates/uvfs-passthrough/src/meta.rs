@@ -243,8 +243,8 @@ impl Source {
         lifetime(inode, self.options.attr_ttl)
     }
 
-    pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
-        let mut entry = Entry::new(attr(st), self.tell(inode, st, true));
+    pub(crate) fn entry(&self, cx: &Context, inode: &Inode, st: &Statx) -> Entry {
+        let mut entry = Entry::new(attr(st), self.tell(inode, st, !interrupt::is_client(cx)));
         entry.node = inode.node;
         entry.entry_ttl = lifetime(inode, self.options.entry_ttl);
         entry

@@ -39,11 +39,11 @@ fn may_remove(cx: &Context, caller: &Caller, dir: BorrowedFd<'_>, name: &CStr) -
 }
 
 impl Source {
-    pub(crate) fn look_up(&self, parent: Node, name: &CStr) -> Result<Entry> {
+    pub(crate) fn look_up(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         name_ok(name)?;
         let (parent, dir) = self.dir_fd(parent)?;
         match self.find(&parent, dir.as_fd(), name) {
-            Ok((inode, st)) => Ok(self.entry(&inode, &st)),
+            Ok((inode, st)) => Ok(self.entry(cx, &inode, &st)),
             Err(Errno::NOENT) if !self.negative_ttl(&parent).is_zero() => {
                 Ok(Entry::missing(self.negative_ttl(&parent)))
             }
@@ -63,6 +63,7 @@ impl Source {
     /// Makes something by `make`, which is given the directory, and finds it.
     fn make(
         &self,
+        cx: &Context,
         parent: Node,
         name: &CStr,
         make: impl FnOnce(BorrowedFd<'_>) -> Result<()>,
@@ -72,7 +73,7 @@ impl Source {
         let (parent, dir) = self.dir_fd(parent)?;
         make(dir.as_fd())?;
         let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
-        Ok(self.entry(&inode, &st))
+        Ok(self.entry(cx, &inode, &st))
     }
 
     pub(crate) fn make_symlink(
@@ -82,7 +83,7 @@ impl Source {
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
-        self.make(parent, name, |dir| {
+        self.make(cx, parent, name, |dir| {
             let link = |_: &Caller| rustix::fs::symlinkat(target, dir, name);
             self.creds.as_caller(cx, None, link)
         })
@@ -95,7 +96,7 @@ impl Source {
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
-        self.make(parent, name, |dir| {
+        self.make(cx, parent, name, |dir| {
             let dev = match new.kind {
                 FileType::RegularFile | FileType::Fifo | FileType::Socket => 0,
                 FileType::CharacterDevice | FileType::BlockDevice => {
@@ -123,7 +124,7 @@ impl Source {
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
-        self.make(parent, name, |dir| {
+        self.make(cx, parent, name, |dir| {
             self.creds.as_caller(cx, Some(new.umask), |caller| {
                 rustix::fs::mkdirat(dir, name, caller.mode(new.mode))
             })
@@ -211,7 +212,7 @@ impl Source {
             }
         })?;
         let (inode, st) = self.find_new(&parent, dir.as_fd(), new_name)?;
-        Ok(self.entry(&inode, &st))
+        Ok(self.entry(cx, &inode, &st))
     }
 
     pub(crate) async fn sync_all(&self) -> Result<()> {

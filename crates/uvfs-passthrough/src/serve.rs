@@ -120,8 +120,8 @@ impl FileSystem for Passthrough {
 
     async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let call = async || {
-            apart!(self, cx, [parent], Some(name), [name], |source| source
-                .look_up(parent, name))
+            apart!(self, cx, [parent], Some(name), [cx, name], |source| source
+                .look_up(cx, parent, name))
         };
         Ok(patiently(&self.0, call).await?)
     }
@@ -361,7 +361,7 @@ impl FileSystem for Passthrough {
     ) -> Result<()> {
         let offset = sink.offset();
         if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
-            let list = async || self.0.list(node, fh, &mut *sink);
+            let list = async || self.0.list(cx, node, fh, &mut *sink);
             return Ok(patiently(&self.0, list).await?);
         }
         let dir: Result<_> = apart!(self, cx, [node], None, [], |source| source
@@ -519,8 +519,8 @@ impl ClientSupport for Passthrough {
         self.0.path_of(node).ok()
     }
 
-    fn find<'a>(&'a self, _: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
-        Box::pin(async move { Ok(self.0.find_again(identity)?) })
+    fn find<'a>(&'a self, cx: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
+        Box::pin(async move { Ok(self.0.find_again(cx, identity)?) })
     }
 }
 

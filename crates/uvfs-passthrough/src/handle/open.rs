@@ -273,7 +273,7 @@ impl Source {
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
-                let entry = self.entry(&inode, &st);
+                let entry = self.entry(cx, &inode, &st);
                 let opened = match self.creds.exceeds(cx) {
                     // The kernel did not see this file, so it has not checked the caller. It does after ESTALE.
                     true if st.stx_uid != cx.uid => Err(Errno::STALE),
@@ -329,7 +329,7 @@ impl Source {
     ) -> Result<(Entry, Opened)> {
         match self.opened(cx, inode.clone(), fd, how, st, false) {
             // The lifetime of attributes depends on how the file is open.
-            Ok(opened) => Ok((self.entry(&inode, st), opened)),
+            Ok(opened) => Ok((self.entry(cx, &inode, st), opened)),
             Err(errno) => {
                 self.inodes.forget(inode.node, 1);
                 Err(errno)
