@@ -1,5 +1,5 @@
-//! Loom models of the ring, of the sleep/wake handshake, and of how `uvfs-preload` takes over a file's
-//! position. Run with
+//! Loom models of the ring, of the sleep/wake handshake, of how `uvfs-preload` takes over a file's position, and of how
+//! the server begins to serve clients. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p uvfs-queue --test loom --release`.
 #![cfg(loom)]
 
@@ -12,6 +12,11 @@ use uvfs_queue::ring::{Bell, Cells, Consumer, Producer};
 #[allow(dead_code)]
 #[path = "../../uvfs-preload/src/passing.rs"]
 mod passing;
+
+// A mount that watches its host is not modelled.
+#[allow(dead_code)]
+#[path = "../../uvfs-server/src/switch.rs"]
+mod switch;
 
 #[derive(Clone)]
 struct Heap(Arc<Vec<AtomicU64>>);
@@ -222,5 +227,43 @@ fn a_position_moves_only_between_calls() {
         let kernel = file.kernel.load(Ordering::Relaxed);
         let here = *file.here.lock().unwrap();
         assert_eq!(here.unwrap_or(kernel), 2);
+    });
+}
+
+/// No request that began without leases is under way while a client has one, and one that began before the first client
+/// came finds out.
+#[test]
+fn no_lease_is_granted_beside_a_request_without_leases() {
+    loom::model(|| {
+        let stage = Arc::new(switch::Switch::default());
+        let count = Arc::new(switch::Untracked::default());
+        // What a lease is about: it is written by a request, or by its holder.
+        let data = Arc::new(loom::cell::UnsafeCell::new(0));
+        let known = Arc::new(AtomicBool::new(false));
+        let request = {
+            let (stage, count) = (stage.clone(), count.clone());
+            let (data, known) = (data.clone(), known.clone());
+            thread::spawn(move || {
+                count.begin();
+                let begun = stage.stage();
+                if begun.is_plain() {
+                    // SAFETY: the model fails if the holder of a lease writes at the same time.
+                    data.with_mut(|data| unsafe { *data += 1 });
+                    if stage.stage() == begun {
+                        // Nothing was noted of what it gave: then all has to be assumed later.
+                        assert!(!known.load(Ordering::SeqCst));
+                    }
+                }
+                count.end();
+            })
+        };
+        stage.enter(switch::TRACKED);
+        assert!(stage.stage().tracks());
+        known.store(true, Ordering::SeqCst);
+        if count.is_none() {
+            // SAFETY: as above.
+            data.with_mut(|data| unsafe { *data += 1 });
+        }
+        request.join().unwrap();
     });
 }

@@ -49,6 +49,7 @@ pub mod signals;
 pub mod slow;
 mod stage;
 pub mod stats;
+mod switch;
 mod token;
 mod transport;
 

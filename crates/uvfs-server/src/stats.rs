@@ -14,6 +14,7 @@ use uvfs_queue::wait::WaitCounts;
 
 use crate::fs::Errno;
 use crate::reply::{Outcome, Reply};
+use crate::switch::Untracked;
 pub use failures::Failure;
 use failures::Failures;
 
@@ -40,7 +41,7 @@ pub struct QueueStats {
     sleeps: AtomicU64,
     enters: AtomicU64,
     /// Requests under way that coherence has to know of and does not.
-    untracked: AtomicU64,
+    pub(crate) untracked: Untracked,
 }
 
 impl Default for QueueStats {
@@ -58,7 +59,7 @@ impl Default for QueueStats {
             spins: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             enters: AtomicU64::new(0),
-            untracked: AtomicU64::new(0),
+            untracked: Untracked::default(),
         }
     }
 }
@@ -91,16 +92,6 @@ impl QueueStats {
             add(&self.errors, 1);
             self.failures.count(opcode, errno);
         }
-    }
-
-    /// A request begins (or, with `false`, ends) without leases. Ordered with its flag.
-    pub(crate) fn without_leases(&self, begins: bool) {
-        let one = if begins { 1 } else { u64::MAX };
-        self.untracked.fetch_add(one, Ordering::SeqCst);
-    }
-
-    pub(crate) fn untracked(&self) -> u64 {
-        self.untracked.load(Ordering::SeqCst)
     }
 
     pub(crate) fn timed(&self, took: Duration) {

@@ -18,6 +18,7 @@ fn dependencies_of_modules_go_down() {
         "request",
         "lease",
         "stats",
+        "switch",
         "reply",
         "token",
         "interrupt",

@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::turns::Turns;
-use super::{Coherence, Since, WATCHED};
+use super::{Coherence, Since};
 use crate::fs::{HostChange, Node, Sizes};
 use crate::notify::Notifier;
+use crate::switch::WATCHED;
 
 /// Changes that the kernel is yet to be told of; then a caller that reports more waits.
 pub(super) const MOST_PENDING: usize = 1 << 16;

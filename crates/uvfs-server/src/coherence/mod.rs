@@ -59,6 +59,7 @@ use crate::reply::{Outcome, Reply};
 use crate::request::DEPTH;
 use crate::request::Request;
 use crate::stats::{Leases, QueueStats};
+use crate::switch::{Stage, Switch, TRACKED};
 pub(crate) use shows::Since;
 use uvfs_sys::lock;
 use waiting::Waiting;
@@ -68,13 +69,6 @@ const SHARDS: usize = 16;
 const PASSING: Duration = Duration::from_millis(20);
 /// How often a waiting request looks again: a recall may not have fit into its ring.
 const TICK: Duration = Duration::from_millis(100);
-/// Bits of a [`Stage`]: the file system reports changes of the host.
-const WATCHED: u64 = 1;
-/// There are clients.
-const TRACKED: u64 = 2;
-/// How often the stage has changed.
-const CHANGED: u64 = 4;
-
 #[derive(Default)]
 struct Shard {
     table: Table,
@@ -104,28 +98,11 @@ struct Queues {
     quiet: bool,
 }
 
-/// The stage of a mount (`stage/mod.rs`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stage(u64);
-
-impl Stage {
-    /// There are no clients, and no reports of what the host changes.
-    pub(crate) fn is_plain(self) -> bool {
-        self.0 % CHANGED == 0
-    }
-
-    /// There are clients.
-    pub(crate) fn tracks(self) -> bool {
-        self.0 & TRACKED != 0
-    }
-}
-
 /// Coordinates the caches of one session's clients and kernel.
 #[derive(Default)]
 pub(crate) struct Coherence {
-    /// [`WATCHED`] and [`TRACKED`], and above them how often that changed. The latter is only written under
-    /// `attached`'s lock.
-    stage: AtomicU64,
+    /// Whether there are clients is only changed under `attached`'s lock.
+    stage: Switch,
     attached: Mutex<Queues>,
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that a request has just read may have become old.
@@ -214,13 +191,7 @@ impl Coherence {
 
     /// The stage that the mount is in. If another one comes later, it has changed meanwhile.
     pub(crate) fn stage(&self) -> Stage {
-        Stage(self.stage.load(Ordering::SeqCst))
-    }
-
-    fn change_stage(&self, change: impl Fn(u64) -> u64) {
-        let next = |stage| Some(change(stage) + CHANGED);
-        let changed = (self.stage).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
-        debug_assert!(changed.is_ok(), "there is always a next stage");
+        self.stage.stage()
     }
 
     /// From now on what the kernel may have cached is noted. It may have been given anything before.
@@ -228,7 +199,7 @@ impl Coherence {
         if self.stage().is_plain() && self.kernel.get().is_some() {
             self.given().assume_all();
         }
-        self.change_stage(|stage| stage | bit);
+        self.stage.enter(bit);
     }
 
     /// Watches a queue of the session for requests that begin untracked.
@@ -276,7 +247,7 @@ impl Coherence {
         attached.links.remove(&link.id);
         if attached.links.is_empty() {
             attached.quiet = false;
-            self.change_stage(|stage| stage & !TRACKED);
+            self.stage.leave(TRACKED);
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 shard.seen.clear();
@@ -303,7 +274,7 @@ impl Coherence {
     fn settled(&self) -> bool {
         let mut attached = lock(&self.attached);
         if !attached.quiet {
-            attached.quiet = (lock(&self.queues).iter()).all(|queue| queue.untracked() == 0);
+            attached.quiet = (lock(&self.queues).iter()).all(|queue| queue.untracked.is_none());
         }
         attached.quiet
     }

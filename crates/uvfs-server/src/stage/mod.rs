@@ -22,12 +22,13 @@ use std::pin::pin;
 
 use uvfs_proto::request::Operation;
 
-use crate::coherence::{Since, Stage};
+use crate::coherence::Since;
 use crate::fs::{FileSystem, Origin};
 use crate::reply::Outcome;
 use crate::request::Request;
 use crate::session::Session;
 use crate::stats::QueueStats;
+use crate::switch::Stage;
 
 /// Answers a request, as the mount's stage calls for.
 pub(crate) async fn answer<F: FileSystem>(
@@ -38,18 +39,18 @@ pub(crate) async fn answer<F: FileSystem>(
     if matches!(request.origin, Origin::Kernel) {
         let counted = is_counted(&request.operation);
         if counted {
-            stats.without_leases(true);
+            stats.untracked.begin();
         }
         let stage = session.coherence.stage();
         if !stage.tracks() {
             let outcome = without_leases(session, request, stage).await;
             if counted {
-                stats.without_leases(false);
+                stats.untracked.end();
             }
             return outcome;
         }
         if counted {
-            stats.without_leases(false);
+            stats.untracked.end();
         }
     }
     pin!(leases::answer(session, request)).await
