@@ -40,7 +40,7 @@ Examples:
   uvfs umount /mnt
   uvfs mkfs --from root disk.img   an XFS image of a directory, without root
   uvfs check disk.img              is an XFS file system sound?
-  uvfs repair disk.img             mend it
+  uvfs repair disk.img             repair it
   uvfs mount disk.img /mnt         serve an XFS image, read-only
   uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
@@ -109,7 +109,7 @@ commands! {
     Top => top,
     /// Check an XFS image or device.
     Check => check,
-    /// Mend an XFS image or device.
+    /// Repair an XFS image or device.
     Repair => repair,
     /// Make an XFS image, empty or from a directory.
     Mkfs => mkfs,

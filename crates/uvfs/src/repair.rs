@@ -1,4 +1,4 @@
-//! `uvfs repair`: mends an XFS file system.
+//! `uvfs repair`: repairs an XFS file system.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -34,10 +34,10 @@ Each change is one line, with the path of an inode if few directories had to be 
 (uvfs check looks further). What is in use but in no directory is moved to lost+found, by its number.
 Nothing is written before all changes are known. From the first write to the last the file system is
 marked as needing repair, and no kernel mounts it; a repair that was cut off is done again. If something
-is left that cannot be mended, nothing is written.
+is left that cannot be repaired, nothing is written.
 
-Exit status: 0 sound, or mended completely; 1 damage found with -n, or something is left that could
-not be mended; 2 the repair could not run (not XFS, unreadable, mounted, a feature that is not
+Exit status: 0 sound, or repaired completely; 1 damage found with -n, or something is left that could
+not be repaired; 2 the repair could not run (not XFS, unreadable, mounted, a feature that is not
 supported) or could not write (and wrong usage); 3 the log is dirty: mount the file system once to
 replay it, or use -L.";
 
