@@ -5,7 +5,7 @@ mountpoint := "/tmp/uvfs-demo"
 _default:
     @just --list --unsorted
 
-# The command, the libraries, and the library that `uvfs run` preloads
+# The commands and the libraries, with the one that `uvfs run` preloads
 build:
     cargo build --release
 
@@ -39,8 +39,8 @@ fuzz TARGET *ARGS:
 
 # Every benchmark in two minutes, as a page
 bench REPORT="report.html":
-    cargo build --release -p uvfs -p uvfs-bench -p uvfs-preload
-    target/release/uvfs bench all --quick --report {{REPORT}}
+    cargo build --profile dist -p uvfs -p uvfs-bench
+    target/dist/uvfs bench all --quick --report {{REPORT}}
 
 # The benchmarks of the parts, or one of them; criterion's options may follow
 bench-parts NAME="*" *ARGS:

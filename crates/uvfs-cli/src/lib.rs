@@ -1,11 +1,12 @@
 //! Shared by `uvfs` and `uvfs-bench`: a command line from its parsing to its exit status, help and manual pages, errors,
-//! text and JSON for their two readers, the log, and the grammar of sizes and durations.
+//! text, JSON and progress, the log, and the grammar of sizes and durations.
 
 mod command;
 pub mod log;
 pub mod man;
 mod notes;
 mod output;
+mod progress;
 mod text;
 mod units;
 
@@ -14,6 +15,7 @@ use std::{fmt, io};
 
 pub use command::{answer, beside, end};
 pub use output::{JSON_VERSION, complain, json, json_errors, out, warn};
+pub use progress::Progress;
 use rustix::io::Errno;
 pub use text::{Printable, plain, printable};
 pub use units::{DURATIONS, SIZES, duration, microseconds, size};

@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 
 use crate::{Printable, warn};
 use tracing::{Level, Metadata};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::prelude::*;
 
 /// The system's log, which a server in the background writes to.
 static SYSTEM_LOG: OnceLock<File> = OnceLock::new();
@@ -17,14 +18,12 @@ static SYSTEM_LOG: OnceLock<File> = OnceLock::new();
 /// Logs what `UVFS_LOG` asks for, in the form that `UVFS_LOG_FORMAT` asks for; only errors, as text, without them.
 pub fn init() {
     let wanted = std::env::var("UVFS_LOG").unwrap_or_default();
-    let parsed = EnvFilter::builder()
-        .with_default_directive(Level::ERROR.into())
-        .parse(&wanted);
-    let filter = parsed.unwrap_or_else(|error| {
+    let wanted = if wanted.is_empty() { "error" } else { &wanted };
+    let filter: Targets = wanted.parse().unwrap_or_else(|error| {
         warn(format!(
             "UVFS_LOG={wanted}: {error} (only errors are logged)"
         ));
-        EnvFilter::new("error")
+        Targets::new().with_default(Level::ERROR)
     });
     let format = std::env::var("UVFS_LOG_FORMAT").unwrap_or_default();
     let json = match format.as_str() {
@@ -37,14 +36,12 @@ pub fn init() {
             false
         }
     };
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(Log { json })
-        .with_ansi(false);
-    match json {
-        true => log.json().flatten_event(true).init(),
-        false => log.init(),
-    }
+    let log = fmt::layer().with_writer(Log { json }).with_ansi(false);
+    let log = match json {
+        true => log.json().flatten_event(true).boxed(),
+        false => log.boxed(),
+    };
+    tracing_subscriber::registry().with(log).with(filter).init();
 }
 
 /// From now on the log is the system's; without one, it stays where it is.

@@ -1,16 +1,14 @@
 //! `uvfs check`: is an XFS file system sound?
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::ValueHint;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use uvfs_cli::{Error, Result, out, printed, size, warn};
+use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
@@ -133,35 +131,14 @@ pub(crate) fn enough(
     Ok(())
 }
 
-/// Does some work; a terminal shows meanwhile how far it is, unless it is `quiet`.
+/// Does some work, and shows how far it is.
 pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&CheckProgress) -> T) -> T {
     let progress = CheckProgress::default();
-    if quiet || !io::stderr().is_terminal() {
-        return work(&progress);
-    }
-    let done = AtomicBool::new(false);
-    std::thread::scope(|s| {
-        let watcher = s.spawn(|| watch(&progress, &done));
-        let value = work(&progress);
-        done.store(true, Ordering::Relaxed);
-        watcher.thread().unpark();
-        value
-    })
-}
-
-/// Shows how far some work is, until it is done.
-fn watch(progress: &CheckProgress, done: &AtomicBool) {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} inodes {elapsed}") {
-        bar.set_style(style);
-    }
-    while !done.load(Ordering::Relaxed) {
+    let far = || {
         let (at, total) = progress.get();
-        bar.set_length(total);
-        bar.set_position(at);
-        std::thread::park_timeout(Duration::from_millis(100));
-    }
-    bar.finish_and_clear();
+        format!("{at}/{total} inodes")
+    };
+    Progress::new(quiet).during(far, || work(&progress))
 }
 
 fn log_name(log: &LogState) -> &'static str {

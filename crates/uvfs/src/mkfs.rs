@@ -1,17 +1,15 @@
 //! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::ValueHint;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use uvfs_cli::{Error, Result, out, printed, size, warn};
+use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
 use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid};
@@ -216,21 +214,6 @@ fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
     Ok(o)
 }
 
-/// Shows on a terminal how far it is, until `done`.
-fn watch(progress: &MkfsProgress, done: &AtomicBool) {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    while !done.load(Ordering::Relaxed) {
-        let (inodes, bytes) = progress.get();
-        bar.set_message(format!("{inodes} inodes, {} MiB", bytes >> 20));
-        bar.tick();
-        std::thread::park_timeout(Duration::from_millis(100));
-    }
-    bar.finish_and_clear();
-}
-
 /// Where the archive's contents go meanwhile: beside an image, but not beside a device.
 fn scratch(image: &Path) -> PathBuf {
     let is_device = image
@@ -255,17 +238,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(dir) => From::Directory(dir.clone()),
     };
     let progress = MkfsProgress::default();
-    let done = AtomicBool::new(false);
-    let shown = !args.json && !args.quiet && io::stderr().is_terminal();
-    let made = std::thread::scope(|s| {
-        let watcher = shown.then(|| s.spawn(|| watch(&progress, &done)));
-        let made = mkfs(&args.image, &options, from, &progress);
-        done.store(true, Ordering::Relaxed);
-        if let Some(w) = watcher {
-            w.thread().unpark();
-        }
-        made
-    });
+    let far = || {
+        let (inodes, bytes) = progress.get();
+        format!("{inodes} inodes, {} MiB", bytes >> 20)
+    };
+    let made = Progress::new(args.json || args.quiet)
+        .during(far, || mkfs(&args.image, &options, from, &progress));
     let made = made.map_err(|e| match &e {
         MkfsError::Options(_) => Error::usage(e.to_string()),
         _ => Error::new(e.to_string()),

@@ -121,7 +121,8 @@ pub fn library() -> Result<PathBuf> {
     }
     let exe = std::env::current_exe().context(|| "this command's own path".into())?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
-    ["", "../lib", "../lib/uvfs", "deps"]
+    // Cargo always updates the one in `deps`, and the one beside the command only where it was asked for the package.
+    ["deps", "", "../lib", "../lib/uvfs"]
         .map(|place| dir.join(place).join(LIBRARY))
         .into_iter()
         .find_map(|path| path.canonicalize().ok())

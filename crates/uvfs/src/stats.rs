@@ -145,7 +145,7 @@ fn print_metrics(mountpoints: &[PathBuf]) -> Result<ExitCode> {
             .unwrap_or_else(|_| mountpoint.clone());
         reports.push((name.display().to_string(), ask(mountpoint)?));
     }
-    let text = metrics::text(reports).context(|| "the metrics".into())?;
+    let text = metrics::text(&reports).context(|| "the metrics".into())?;
     printed(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,16 +2,15 @@
 
 mod frame;
 
-use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ValueHint;
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use uvfs_cli::{Context, Error, Result, duration, printed};
 use uvfs_server::stats::Report;
 
@@ -23,7 +22,7 @@ Examples:
   uvfs top --interval 5 /mnt
   uvfs top --once /mnt             one frame as text, for a log or a mail
 
-Rates are of the last interval. Boxes:
+Rates are of the last interval. Tables:
   queues          one line for each thread of the server: requests under way
                   now, the most there ever were, and how the thread waits
   latency         half of the timed requests (one in 16) took less than the
@@ -122,7 +121,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.once {
         std::thread::sleep(args.interval);
         let second = Sample::take(&args.mountpoint)?;
-        let text = once(&name, &first, &second)?;
+        let rows = frame::ROWS.max(second.report.stuck.len() + frame::ROWS - 3);
+        let lines = frame::lines(&name, &first, &second, frame::COLUMNS, rows);
+        let text: String = lines
+            .iter()
+            .map(|line| format!("{}\n", line.text))
+            .collect();
         printed(std::io::stdout().write_all(text.as_bytes()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -131,61 +135,78 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "top: not a terminal (--once prints a frame as text)",
         ));
     }
-    let mut terminal = ratatui::try_init().context(|| "the terminal".into())?;
-    let outcome = follow(&mut terminal, &args, &name, first);
-    ratatui::try_restore().context(|| "the terminal".into())?;
-    outcome.map(|()| ExitCode::SUCCESS)
+    let _screen = Screen::enter().context(|| "the terminal".into())?;
+    follow(&args, &name, first).map(|()| ExitCode::SUCCESS)
 }
 
-/// Draws one frame as text.
-fn once(name: &str, before: &Sample, now: &Sample) -> Result<String> {
-    let height = frame::HEIGHT.max(now.report.stuck.len() as u16 + frame::HEIGHT - 3);
-    let mut terminal =
-        Terminal::new(TestBackend::new(frame::WIDTH, height)).context(|| "a frame".into())?;
-    terminal
-        .draw(|frame| frame::draw(frame, name, before, now, ""))
-        .context(|| "a frame".into())?;
-    let buffer = terminal.backend().buffer();
-    let mut text = String::new();
-    for y in 0..height {
-        let line: String = (0..frame::WIDTH).map(|x| buffer[(x, y)].symbol()).collect();
-        writeln!(text, "{}", line.trim_end()).context(|| "a frame".into())?;
+/// The terminal's other screen, without a cursor, with keys as they are pressed. Dropping it brings back the first.
+struct Screen(Termios);
+
+impl Screen {
+    fn enter() -> std::io::Result<Self> {
+        let before = tcgetattr(std::io::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Flush, &raw)?;
+        let screen = Self(before);
+        // The last part has the terminal cut off lines that are too long.
+        std::io::stdout().write_all(b"\x1b[?1049h\x1b[?25l\x1b[?7l")?;
+        Ok(screen)
     }
-    Ok(text)
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = std::io::stdout().write_all(b"\x1b[?7h\x1b[?25h\x1b[?1049l");
+        let _ = std::io::stdout().flush();
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &self.0);
+    }
+}
+
+/// The keys that are pressed within this time; none after it.
+fn keys(limit: Duration) -> std::io::Result<Vec<u8>> {
+    let stdin = std::io::stdin();
+    let limit = Timespec::try_from(limit).ok();
+    match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], limit.as_ref()) {
+        // A terminal that changes its size interrupts: it is drawn anew.
+        Ok(0) | Err(Errno::INTR) => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut keys = vec![0; 64];
+    let len = rustix::io::read(&stdin, &mut keys[..])?;
+    keys.truncate(len);
+    // A terminal that is gone: as if it had said to quit.
+    Ok(if len == 0 { b"q".into() } else { keys })
 }
 
 /// Draws until the user quits.
-fn follow(
-    terminal: &mut ratatui::DefaultTerminal,
-    args: &Args,
-    name: &str,
-    first: Sample,
-) -> Result<()> {
-    let terminal_failed = || "the terminal".to_owned();
+fn follow(args: &Args, name: &str, first: Sample) -> Result<()> {
+    let what = || "the terminal".to_owned();
     let mut before = first;
     let mut now = Sample::take(&args.mountpoint)?;
     let mut frozen = false;
     loop {
-        let keys = match frozen {
-            true => "frozen: space continues, q quits",
-            false => "q quits, space freezes",
+        let size = tcgetwinsize(std::io::stdout()).context(what)?;
+        let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
+        let mut text = String::from("\x1b[H");
+        for line in frame::lines(name, &before, &now, columns, rows.saturating_sub(1)) {
+            text += &format!("\x1b[{}m{}\x1b[m\x1b[K\r\n", line.style, line.text);
+        }
+        text += match frozen {
+            true => "\x1b[2mfrozen: space continues, q quits\x1b[m\x1b[J",
+            false => "\x1b[2mq quits, space freezes\x1b[m\x1b[J",
         };
-        terminal
-            .draw(|frame| frame::draw(frame, name, &before, &now, keys))
-            .context(terminal_failed)?;
+        let mut out = std::io::stdout();
+        out.write_all(text.as_bytes()).context(what)?;
+        out.flush().context(what)?;
         let left = args.interval.saturating_sub(now.at.elapsed());
-        if event::poll(left).context(terminal_failed)? {
-            match event::read().context(terminal_failed)? {
-                Event::Key(key) if key.kind == KeyEventKind::Press => match key.code {
-                    KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
-                    KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                        return Ok(());
-                    }
-                    KeyCode::Char(' ') => frozen = !frozen,
-                    _ => {}
-                },
-                _ => {}
-            }
+        let keys = keys(left).context(what)?;
+        // Escape alone: other keys begin with it. Ctrl-C comes as 3.
+        if keys == b"\x1b" || keys.iter().any(|key| matches!(key, b'q' | 3)) {
+            return Ok(());
+        }
+        frozen ^= keys.contains(&b' ');
+        if now.at.elapsed() < args.interval {
             continue;
         }
         let next = Sample::take(&args.mountpoint)?;

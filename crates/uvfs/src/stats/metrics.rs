@@ -1,26 +1,8 @@
 //! Mounts' statistics as metrics, in the text format of OpenMetrics, which Prometheus reads.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
 use uvfs_server::stats::{LatencyBar, Report};
-
-/// The metrics of mounts, each with its name as the label `mount`.
-pub fn text(mounts: Vec<(String, Report)>) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("uvfs");
-    registry.register_collector(Box::new(Mounts(mounts)));
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry)?;
-    Ok(text)
-}
-
-#[derive(Debug)]
-struct Mounts(Vec<(String, Report)>);
 
 /// One value, and the labels that tell it from others of its mount.
 type Value = (Vec<(&'static str, String)>, f64);
@@ -242,72 +224,76 @@ const METRICS: &[Metric] = &[
     ),
 ];
 
-impl Collector for Mounts {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for one in METRICS {
-            let metric_type = match one.is_counter {
-                true => MetricType::Counter,
-                false => MetricType::Gauge,
-            };
-            let mut metric = encoder.encode_descriptor(one.name, one.help, None, metric_type)?;
-            for (mount, report) in &self.0 {
-                for (mut labels, value) in (one.values)(report) {
-                    labels.insert(0, ("mount", mount.clone()));
-                    let labels = Labels(labels);
-                    let encoder = metric.encode_family(&labels)?;
-                    match one.is_counter {
-                        true => ConstCounter::new(value).encode(encoder)?,
-                        false => ConstGauge::new(value).encode(encoder)?,
-                    }
-                }
+/// The metrics of mounts, each with its name as the label `mount`.
+pub fn text(mounts: &[(String, Report)]) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    for one in METRICS {
+        let (kind, end) = match one.is_counter {
+            true => ("counter", "_total"),
+            false => ("gauge", ""),
+        };
+        begin(&mut text, one.name, one.help, kind)?;
+        for (mount, report) in mounts {
+            for (mut labels, value) in (one.values)(report) {
+                labels.insert(0, ("mount", mount.clone()));
+                sample(&mut text, one.name, end, &labels, value)?;
             }
         }
-        let help = "Time from decoding to the answer, of one request in 16";
-        let mut metric =
-            encoder.encode_descriptor("latency_seconds", help, None, MetricType::Histogram)?;
-        for (mount, report) in &self.0 {
-            // No request takes less than a microsecond: one bucket for those bars.
-            let is_short = |bar: &&LatencyBar| bar.below_ns < 1024;
-            let short = report.latency.iter().filter(is_short);
-            let long = report.latency.iter().filter(|bar| !is_short(bar));
-            let mut buckets: Vec<_> = long
-                .map(|bar| (bar.below_ns as f64 / 1e9, bar.count))
-                .collect();
-            if let Some(first) = buckets.first_mut() {
-                first.1 += short.map(|bar| bar.count).sum::<u64>();
-            }
-            // The last bar has longer times, too.
-            match buckets.last_mut() {
-                Some(last) => last.0 = f64::INFINITY,
-                None => buckets.push((f64::INFINITY, 0)),
-            }
-            let count = report.latency.iter().map(|bar| bar.count).sum();
-            let labels = Labels(vec![("mount", mount.clone())]);
-            metric
-                .encode_family(&labels)?
-                .encode_histogram::<NoLabelSet>(
-                    report.latency_ns as f64 / 1e9,
-                    count,
-                    &buckets,
-                    None,
-                )?;
-        }
-        Ok(())
     }
+    let (name, help) = (
+        "latency_seconds",
+        "Time from decoding to the answer, of one request in 16",
+    );
+    begin(&mut text, name, help, "histogram")?;
+    for (mount, report) in mounts {
+        // No request takes less than a microsecond: one bucket for those bars. The last bar has longer times, too.
+        let bars = report.latency.iter();
+        let mut bars: Vec<&LatencyBar> = bars.skip_while(|bar| bar.below_ns < 1024).collect();
+        bars.pop();
+        let count = |below: u64| {
+            let bars = report.latency.iter().filter(|bar| bar.below_ns <= below);
+            bars.map(|bar| bar.count).sum::<u64>() as f64
+        };
+        let mount = ("mount", mount.clone());
+        let all = std::slice::from_ref(&mount);
+        sample(&mut text, name, "_sum", all, report.latency_ns as f64 / 1e9)?;
+        sample(&mut text, name, "_count", all, count(u64::MAX))?;
+        for bar in bars {
+            let le = ("le", format!("{:?}", bar.below_ns as f64 / 1e9));
+            let labels = [mount.clone(), le];
+            sample(&mut text, name, "_bucket", &labels, count(bar.below_ns))?;
+        }
+        let labels = [mount, ("le", "+Inf".into())];
+        sample(&mut text, name, "_bucket", &labels, count(u64::MAX))?;
+    }
+    text += "# EOF\n";
+    Ok(text)
 }
 
-#[derive(Debug)]
-struct Labels(Vec<(&'static str, String)>);
+/// The head of a metric.
+fn begin(text: &mut String, name: &str, help: &str, kind: &str) -> fmt::Result {
+    writeln!(
+        text,
+        "# HELP uvfs_{name} {help}.\n# TYPE uvfs_{name} {kind}"
+    )
+}
 
-impl EncodeLabelSet for Labels {
-    fn encode(
-        &self,
-        encoder: &mut prometheus_client::encoding::LabelSetEncoder<'_>,
-    ) -> fmt::Result {
-        use prometheus_client::encoding::EncodeLabel;
-        for (name, value) in &self.0 {
-            (*name, value.as_str()).encode(encoder.encode_label())?;
-        }
-        Ok(())
-    }
+/// One value of a metric.
+fn sample(
+    text: &mut String,
+    name: &str,
+    end: &str,
+    labels: &[(&'static str, String)],
+    value: f64,
+) -> fmt::Result {
+    let quoted = |text: &str| {
+        text.replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace('\n', "\\n")
+    };
+    let labels = labels.iter();
+    let labels: Vec<_> = labels
+        .map(|(name, value)| format!("{name}=\"{}\"", quoted(value)))
+        .collect();
+    writeln!(text, "uvfs_{name}{end}{{{}}} {value:?}", labels.join(","))
 }

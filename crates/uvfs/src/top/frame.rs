@@ -2,18 +2,24 @@
 
 use std::time::Duration;
 
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::Stylize;
-use ratatui::text::Line;
-use ratatui::widgets::{Block, Paragraph, Row, Table};
-use uvfs_server::stats::Report;
+use uvfs_cli::printable;
+use uvfs_server::stats::{ClientReport, QueueReport, Report};
 
 use super::Sample;
 use crate::stats::file_of;
 
-pub(super) const WIDTH: u16 = 80;
-pub(super) const HEIGHT: u16 = 24;
+pub(super) const COLUMNS: usize = 80;
+pub(super) const ROWS: usize = 24;
+
+/// A line, and how it is shown: the parameters of an SGR sequence (console_codes(4)).
+#[derive(Clone, Default)]
+pub(super) struct Line {
+    pub text: String,
+    pub style: &'static str,
+}
+
+const BOLD: &str = "1";
+const RED: &str = "31";
 
 /// Formats a number in few characters.
 fn short(number: f64) -> String {
@@ -80,47 +86,68 @@ impl Span<'_> {
     }
 }
 
-/// Draws a frame.
-pub(super) fn draw(
-    frame: &mut Frame<'_>,
+/// A frame of so many lines, each of so many characters at most.
+pub(super) fn lines(
     name: &str,
     before: &Sample,
     now: &Sample,
-    keys: &'static str,
-) {
+    columns: usize,
+    rows: usize,
+) -> Vec<Line> {
     let span = Span {
         before: &before.report,
         now: &now.report,
         seconds: (now.at - before.at).as_secs_f64().max(1e-3),
     };
-    let stuck = (now.report.stuck.len() as u16 + 3).max(6);
-    // A higher terminal shows more queues and kinds of requests, and more clients.
-    let spare = frame.area().height.saturating_sub(HEIGHT) / 2;
-    let rows = now.report.queues.len().max(now.report.ops.len()) as u16 + 3;
-    let [head, middle, clients, stuck, foot] = Layout::vertical([
-        Constraint::Length(5),
-        Constraint::Length(rows.clamp(7, 7 + spare)),
-        Constraint::Min(5),
-        Constraint::Max(stuck),
-        Constraint::Length(1),
-    ])
-    .areas(frame.area());
-    let [queues, latency, ops] = Layout::horizontal([
-        Constraint::Length(39),
-        Constraint::Length(18),
-        Constraint::Min(20),
-    ])
-    .areas(middle);
-    draw_head(frame, head, name, &span, now);
-    draw_queues(frame, queues, &span);
-    draw_latency(frame, latency, &span);
-    draw_ops(frame, ops, &span);
-    draw_clients(frame, clients, &span);
-    draw_stuck(frame, stuck, &span);
-    frame.render_widget(Line::from(keys).dim(), foot);
+    let head = head(name, &span, now);
+    let (clients, stuck) = (clients(&span), stuck(&span));
+    let beside = [queues(&span), latency(&span), ops(&span)];
+    // A higher terminal shows more queues and kinds of requests. What is stuck goes before clients.
+    let longest = beside.iter().map(Vec::len).max().unwrap_or(0);
+    let side = longest.min(6 + rows.saturating_sub(ROWS) / 2);
+    let room = rows.saturating_sub(head.len() + side + stuck.len() + 3);
+    let side = (0..side).map(|row| {
+        let text = |table: &Vec<String>| table.get(row).cloned().unwrap_or_default();
+        cells([38, 18, 0], beside.each_ref().map(text))
+    });
+    let mut lines = Vec::new();
+    let mut add = |titles: usize, style, table: &mut dyn Iterator<Item = String>| {
+        lines.extend(table.enumerate().map(|(row, text)| Line {
+            text: text.trim_end().chars().take(columns).collect(),
+            style: if row < titles { BOLD } else { style },
+        }));
+        lines.push(Line::default());
+    };
+    add(1, "", &mut head.into_iter());
+    add(2, "", &mut side.into_iter());
+    add(2, "", &mut clients.into_iter().take(room.max(2)));
+    add(2, RED, &mut stuck.into_iter());
+    lines.resize(rows, Line::default());
+    lines
 }
 
-fn draw_head(frame: &mut Frame<'_>, area: Rect, name: &str, span: &Span<'_>, sample: &Sample) {
+/// The cells of a line, each as wide as its column or cut off there; one without a width as it is.
+fn cells<const N: usize>(widths: [usize; N], texts: [String; N]) -> String {
+    let cells = texts.iter().zip(widths).map(|(text, width)| match width {
+        0 => printable(text).into_owned(),
+        width => format!("{:<width$.width$} ", printable(text)),
+    });
+    cells.collect()
+}
+
+/// A title, the columns' names, and the rows.
+fn table<const N: usize>(
+    title: String,
+    widths: [usize; N],
+    names: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> Vec<String> {
+    let names = [names.map(String::from)].into_iter();
+    let lines = names.chain(rows).map(|row| cells(widths, row));
+    [title].into_iter().chain(lines).collect()
+}
+
+fn head(name: &str, span: &Span<'_>, sample: &Sample) -> Vec<String> {
     let report = span.now;
     let in_flight: u64 = report.queues.iter().map(|queue| queue.in_flight).sum();
     let host = match &report.watch {
@@ -139,102 +166,82 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, name: &str, span: &Span<'_>, sam
         true => format!("{:.0} %", hits / calls * 100.0),
         false => "-".into(),
     };
-    let lines = vec![
-        Line::from(format!("{name}  ({})", report.source)).bold(),
-        Line::from(format!(
+    vec![
+        printable(&format!("{name}  ({})", report.source)).into_owned(),
+        format!(
             "{}, pid {}, up {} s{host}",
             report.transport, report.pid, report.uptime_s
-        )),
-        Line::from(format!(
+        ),
+        format!(
             "requests {}/s  errors {}/s  read {}B/s  written {}B/s  in flight {in_flight}",
             short(span.rate(|r| r.requests)),
             short(span.rate(|r| r.errors)),
             short(span.rate(|r| r.bytes_read)),
             short(span.rate(|r| r.bytes_written)),
-        )),
-        Line::from(format!(
+        ),
+        format!(
             "leases {} read, {} write  client cache hits {cache}  backed opens {}",
             report.leases.read, report.leases.write, report.backed_opens
-        )),
-        Line::from(format!(
+        ),
+        format!(
             "memory {} of {} free, server {}  pressure some {} %, full {} %",
             kib(memory.available),
             kib(memory.total),
             kib(memory.server),
             percent(&memory.some),
             percent(&memory.full)
-        )),
-    ];
-    frame.render_widget(Paragraph::new(lines), area);
+        ),
+    ]
 }
 
-fn draw_queues(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
+fn queues(span: &Span<'_>) -> Vec<String> {
     let rows = span.now.queues.iter().enumerate().map(|(number, queue)| {
-        let rate = |count: fn(&uvfs_server::stats::QueueReport) -> u64| {
+        let rate = |count: fn(&QueueReport) -> u64| {
             short(span.rate(|r| r.queues.get(number).map_or(0, count)))
         };
-        Row::new([
+        [
             number.to_string(),
             queue.in_flight.to_string(),
             queue.deepest.to_string(),
             rate(|queue| queue.spins),
             rate(|queue| queue.sleeps),
             rate(|queue| queue.enters),
-        ])
+        ]
     });
-    let widths = [3, 3, 4, 7, 7, 7].map(Constraint::Length);
     let title = format!("queues: {}", span.now.queues.len());
-    let table = Table::new(rows, widths)
-        .header(Row::new(["#", "now", "most", "spins/s", "sleep/s", "enter/s"]).bold())
-        .block(Block::bordered().title(title));
-    frame.render_widget(table, area);
+    let names = ["#", "now", "most", "spins/s", "sleep/s", "enter/s"];
+    table(title, [3, 3, 4, 7, 7, 7], names, rows)
 }
 
-fn draw_latency(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
+fn latency(span: &Span<'_>) -> Vec<String> {
     let (percents, timed) = span.latency([50, 90, 99, 100]);
-    let mut lines: Vec<Line<'_>> = (percents.iter())
-        .map(|(percent, below)| Line::from(format!("{percent:>3} % <{below:>8.1?}")))
-        .collect();
-    lines.push(Line::from(match timed {
+    let timed = match timed {
         0 => "(since mount)".to_owned(),
         timed => format!("{timed} timed"),
-    }));
-    let block = Block::bordered().title("latency");
-    frame.render_widget(Paragraph::new(lines).block(block), area);
+    };
+    let lines = (percents.iter()).map(|(percent, below)| format!("{percent:>3} % <{below:>8.1?}"));
+    ["latency".into(), timed].into_iter().chain(lines).collect()
 }
 
-fn draw_ops(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
+fn ops(span: &Span<'_>) -> Vec<String> {
     let count = |report: &Report, name: &str| {
         let mut ops = report.ops.iter();
         ops.find(|op| op.name == name).map_or(0, |op| op.count)
     };
-    let mut rates: Vec<(&str, f64, u64)> = (span.now.ops.iter())
-        .map(|op| {
-            (
-                op.name.as_str(),
-                span.rate(|r| count(r, &op.name)),
-                op.count,
-            )
-        })
+    let ops = span.now.ops.iter();
+    let mut rates: Vec<(&str, f64, u64)> = ops
+        .map(|op| (&*op.name, span.rate(|r| count(r, &op.name)), op.count))
         .collect();
     rates.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.2.cmp(&a.2)));
     let rows = rates
         .into_iter()
-        .map(|(name, rate, all)| Row::new([name.to_owned(), short(rate), short(all as f64)]));
-    let widths = [
-        Constraint::Min(8),
-        Constraint::Length(6),
-        Constraint::Length(6),
-    ];
-    let table = Table::new(rows, widths)
-        .header(Row::new(["", "/s", "all"]).bold())
-        .block(Block::bordered().title("requests"));
-    frame.render_widget(table, area);
+        .map(|(name, rate, all)| [name.to_owned(), short(rate), short(all as f64)]);
+    table("requests".into(), [9, 6, 0], ["", "/s", "all"], rows)
 }
 
-fn draw_clients(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
+fn clients(span: &Span<'_>) -> Vec<String> {
     let rows = span.now.clients.iter().map(|client| {
-        let rate = |count: fn(&uvfs_server::stats::ClientReport) -> u64| {
+        let rate = |count: fn(&ClientReport) -> u64| {
             let same = |r: &Report| {
                 let mut clients = r.clients.iter();
                 clients
@@ -243,7 +250,7 @@ fn draw_clients(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
             };
             short(span.rate(same))
         };
-        Row::new([
+        [
             client.pid.to_string(),
             client.says.name.clone(),
             rate(|client| client.says.calls),
@@ -251,18 +258,10 @@ fn draw_clients(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
             rate(|client| client.requests),
             rate(|client| client.says.bytes_read),
             rate(|client| client.says.bytes_written),
-        ])
+        ]
     });
-    let widths = [
-        Constraint::Length(8),
-        Constraint::Min(12),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(10),
-        Constraint::Length(8),
-        Constraint::Length(8),
-    ];
-    let header = [
+    let title = format!("clients: {}", span.now.clients.len());
+    let names = [
         "pid",
         "name",
         "calls/s",
@@ -271,38 +270,25 @@ fn draw_clients(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
         "read/s",
         "write/s",
     ];
-    let table = Table::new(rows, widths)
-        .header(Row::new(header).bold())
-        .block(Block::bordered().title(format!("clients: {}", span.now.clients.len())));
-    frame.render_widget(table, area);
+    table(title, [8, 15, 8, 8, 10, 8, 0], names, rows)
 }
 
-fn draw_stuck(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
+fn stuck(span: &Span<'_>) -> Vec<String> {
     let rows = span.now.stuck.iter().map(|request| {
-        Row::new([
+        [
             format!("{:.0} s", request.age_ms as f64 / 1e3),
             request.opcode.clone(),
             request.pid.to_string(),
             request.waits_for.clone(),
             file_of(request),
-        ])
-        .red()
+        ]
     });
-    let widths = [
-        Constraint::Length(7),
-        Constraint::Length(11),
-        Constraint::Length(8),
-        Constraint::Length(16),
-        Constraint::Min(20),
-    ];
     let title = match span.now.stuck.len() {
         0 => "stuck requests: none".to_owned(),
         count => format!("stuck requests: {count}"),
     };
-    let table = Table::new(rows, widths)
-        .header(Row::new(["age", "request", "pid", "waits for", "file"]).bold())
-        .block(Block::bordered().title(title));
-    frame.render_widget(table, area);
+    let names = ["age", "request", "pid", "waits for", "file"];
+    table(title, [7, 11, 8, 16, 0], names, rows)
 }
 
 #[cfg(test)]

@@ -174,12 +174,12 @@ fn sanitizers_and_awkward_paths() {
     };
     let library = crate::preload::library();
     for sanitizer in ["address", "thread", "undefined"] {
-        wrote(&[&format!("-fsanitize={sanitizer}")], library);
+        wrote(&[&format!("-fsanitize={sanitizer}")], &library);
     }
     for name in ["a space", "a:colon"] {
         let dir = served.scratch.dir(name);
         let copy = dir.join("libuvfs_preload.so");
-        fs::copy(library, &copy).unwrap();
+        fs::copy(&library, &copy).unwrap();
         wrote(&[], &copy);
     }
 }

@@ -8,30 +8,14 @@ mod set_id;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 use rustix::process::Signal;
 
 use crate::harness::*;
 
-/// The library.
-pub fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| beside("libuvfs_preload.so", "uvfs-preload"))
-}
-
-/// A file beside the command, by its package, which is built if the file is not there: no dependency of a test's does
-/// that.
-pub fn beside(file: &str, package: &str) -> PathBuf {
-    let beside = Path::new(env!("CARGO_BIN_EXE_uvfs")).with_file_name(file);
-    if !beside.exists() {
-        let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--offline", "-p", package]);
-        build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-        run_within(LATER, &mut build).ok();
-    }
-    beside
+/// The library. Cargo makes it for the command, which depends on it.
+pub fn library() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_uvfs")).with_file_name("deps/libuvfs_preload.so")
 }
 
 /// The calls that `uvfs run` serves: most tests have it serve everything.
