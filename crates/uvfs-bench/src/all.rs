@@ -13,8 +13,8 @@ use tempfile::{NamedTempFile, TempDir};
 use uvfs_cli::{Context, Error, Result, printed};
 
 use super::child::{Process, Waited, own_path, uvfs, wait_any};
-use super::data::{All, Failure, Run};
-use super::report::{columns, digits};
+use super::common::words;
+use super::report::{All, Failure, Report, columns};
 use super::server::Peer;
 use super::{interrupt, page};
 
@@ -50,7 +50,7 @@ pub struct Args {
     /// Measure for a shorter time, on less data
     #[arg(long)]
     quick: bool,
-    /// How many times each target is measured [default: 3, with --quick 2, and 1 for uncached]
+    /// How many times each target is measured [default: 3, with --quick 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// Another file server, for all benchmarks that use mounts: it is run without a shell, has to stay
@@ -82,37 +82,22 @@ enum BenchName {
     Wakeup,
     Writeback,
     Direct,
-    Uncached,
     Check,
     Programs,
     Load,
 }
 
 impl BenchName {
-    fn name(self) -> String {
-        let value = self.to_possible_value();
-        value.map_or_else(String::new, |value| value.get_name().into())
-    }
-
     /// Arguments that keep all of them together short enough.
     fn shorter(self, quick: bool) -> &'static [&'static str] {
         match (self, quick) {
             (BenchName::Check, _) => &[],
             (BenchName::Wakeup, true) => &["--quick", "--work", "read-1,create,stat,read,unlink"],
             (BenchName::Direct, true) => &["--quick", "--latency-us", "0,1000"],
-            (BenchName::Uncached, true) => &["--quick", "--seconds", "2"],
             (BenchName::Load, true) => &["--quick", "--work", "direct,stat,open"],
             (BenchName::Load, false) => &["--seconds", "0.3", "--processes", "1,2,4,8"],
             (_, true) => &["--quick"],
             (_, false) => &[],
-        }
-    }
-
-    fn rounds(self, quick: bool) -> u32 {
-        match (self, quick) {
-            (_, false) => 3,
-            (BenchName::Uncached, true) => 1,
-            (_, true) => 2,
         }
     }
 }
@@ -168,8 +153,8 @@ impl ScratchDir {
 /// The command line of a benchmark.
 fn command(bench: BenchName, args: &Args, scratch: &ScratchDir) -> Result<Command> {
     let mut command = Command::new(own_path()?);
-    command.args([&bench.name(), "--json"]);
-    let rounds = args.rounds.unwrap_or(bench.rounds(args.quick));
+    command.args([&words(&bench).0, "--json"]);
+    let rounds = args.rounds.unwrap_or(if args.quick { 2 } else { 3 });
     command.args(["--rounds", &rounds.to_string()]);
     if bench == BenchName::Check {
         command.arg(match &args.image {
@@ -207,11 +192,7 @@ fn finish(command: &mut Command) -> Result<std::process::ExitStatus> {
 }
 
 /// Runs a benchmark; gives its report, and whether it measured everything.
-fn report(
-    bench: BenchName,
-    args: &Args,
-    scratch: &ScratchDir,
-) -> Result<(serde_json::Value, bool)> {
+fn report(bench: BenchName, args: &Args, scratch: &ScratchDir) -> Result<(Report, bool)> {
     let path = scratch.path("output");
     let what = || "its output".to_string();
     let mut command = command(bench, args, scratch)?;
@@ -240,31 +221,15 @@ fn page_file(path: &Path) -> Result<NamedTempFile> {
 
 fn write_page(all: &All, mut file: NamedTempFile, path: &Path) -> Result<()> {
     let what = || path.display().to_string();
-    file.write_all(page::page(all)?.as_bytes()).context(what)?;
+    file.write_all(page::page(all).as_bytes()).context(what)?;
     file.persist(path).context(what)?;
     Ok(())
 }
 
 /// A table for each benchmark: medians, a line for each work.
-fn table(runs: &[Run]) -> String {
-    let mut text = String::new();
-    for run in runs {
-        let names = run.targets.iter().map(|target| target.name.clone());
-        let heads = [String::new(), String::new()];
-        let mut lines = vec![heads.into_iter().chain(names).collect::<Vec<_>>()];
-        for work in &run.works {
-            let value = |name: &str| Some(work.row(name)?.value(work.is_timed())?.median);
-            let mut line = vec![work.name.clone(), work.measure()];
-            line.extend(
-                run.targets
-                    .iter()
-                    .map(|target| value(&target.name).map_or("-".into(), digits)),
-            );
-            lines.push(line);
-        }
-        text += &format!("{}, medians:\n{}\n", run.bench, columns(&lines));
-    }
-    text
+fn table(runs: &[Report]) -> String {
+    let table = |run: &Report| format!("{}, medians:\n{}\n", run.bench, columns(&run.medians()));
+    runs.iter().map(table).collect()
 }
 
 /// Runs the benchmarks and prints or writes what they found.
@@ -279,17 +244,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .copied()
         .collect();
     let mut all = All {
-        version: 1,
-        bench: "all".into(),
         command: std::env::args().collect(),
-        seconds: 0.0,
-        runs: Vec::new(),
-        failures: Vec::new(),
+        ..All::of(Vec::new())
     };
     let start = Instant::now();
     let mut code = ExitCode::SUCCESS;
     for (number, bench) in benches.iter().enumerate() {
-        let name = bench.name();
+        let (name, _) = words(bench);
         if io::stderr().is_terminal() {
             eprintln!("{name} ({} of {})", number + 1, benches.len());
         }
@@ -313,7 +274,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let text = match args.json {
         // Strings and numbers only: there is nothing that JSON could refuse.
         true => serde_json::to_string_pretty(&all).expect("valid JSON") + "\n",
-        false => table(&all.runs()?),
+        false => table(&all.runs),
     };
     printed(io::stdout().lock().write_all(text.as_bytes()))?;
     if let (Some(file), Some(path)) = (file, &args.report) {

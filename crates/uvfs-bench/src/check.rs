@@ -1,18 +1,24 @@
 //! `uvfs bench check`: checking an XFS image, against xfs_repair -n.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use clap::ValueEnum;
 use rustix::fs::Advice;
-use serde_json::{Value, json};
-use uvfs_cli::{Context, Error, Result, printed};
+use serde_json::json;
+use uvfs_cli::{Context, Error, Result};
 
+use super::child::uvfs;
+use super::common::{Common, words};
 use super::interrupt;
-use super::stats::Summary;
+use super::measure::Measured;
+use super::programs::is_installed;
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say};
+use super::server::{Kind, Target};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,11 +31,6 @@ kernel lets go), and uvfs reads past the cache. Warm: the image is read into the
 uvfs reads through it. MiB read are what came from the device.
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.";
-
-const JSON_HELP: &str = "\
-JSON: one object with version, bench, uvfs, image, rounds and targets: for each name, command,
-error, and medians with min and max of seconds, cpu_seconds, peak_bytes, read_bytes and (uvfs
-only) reads; samples: for each round, seconds; \"speedup\" is xfs_repair's median time in the same cache state divided by this one's.";
 
 /// The measurements and their options.
 #[derive(clap::Args)]
@@ -46,92 +47,54 @@ pub struct Args {
     /// States of the page cache to measure
     #[arg(long, value_delimiter = ',', value_enum, default_value = "cold,warm")]
     cache: Vec<Cache>,
-    /// How many times each target is measured
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
     /// Pass on to the check
     #[arg(long, value_name = "BYTES")]
     memory: Option<String>,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// The state of the page cache before a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Cache {
+    /// with nothing of the image in the page cache
     Cold,
+    /// with all of the image in the page cache
     Warm,
 }
 
-/// One way to check.
-struct CheckTarget {
-    name: String,
-    cache: Cache,
-    program: PathBuf,
-    args: Vec<String>,
-    uvfs: bool,
-}
-
-/// One run.
-struct CheckRun {
-    seconds: f64,
-    cpu_seconds: f64,
-    peak_bytes: f64,
-    read_bytes: f64,
-    reads: Option<f64>,
-}
-
-fn targets(args: &Args) -> Result<Vec<CheckTarget>> {
-    let me = super::child::uvfs();
-    let image = args.image.display().to_string();
-    let mut out = Vec::new();
-    for &cache in &args.cache {
-        let state = if cache == Cache::Cold { "cold" } else { "warm" };
-        for engine in &args.engine {
-            for prefetch in &args.prefetch {
-                let mut command: Vec<String> =
-                    ["check", "--json", "--engine", engine, "--prefetch"]
-                        .map(String::from)
-                        .into();
-                command.push(prefetch.clone());
-                if let Some(m) = &args.memory {
-                    command.extend(["--memory".into(), m.clone()]);
-                }
-                if cache == Cache::Warm {
-                    command.push("--buffered".into());
-                }
-                command.push(image.clone());
-                out.push(CheckTarget {
-                    name: format!("{engine}-{prefetch}-{state}"),
-                    cache,
-                    program: me.clone(),
-                    args: command,
-                    uvfs: true,
-                });
+/// The ways to check. Their command lines lack `--buffered` and the image.
+fn targets(args: &Args) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for engine in &args.engine {
+        for prefetch in &args.prefetch {
+            let words = [
+                "check",
+                "--json",
+                "--engine",
+                engine,
+                "--prefetch",
+                prefetch,
+            ];
+            let mut options: Vec<String> = words.map(String::from).into();
+            if let Some(memory) = &args.memory {
+                options.extend(["--memory".into(), memory.clone()]);
             }
-        }
-        let installed = Command::new("xfs_repair")
-            .arg("-V")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok();
-        if installed {
-            let file = std::fs::metadata(&args.image).is_ok_and(|m| m.is_file());
-            let mut command: Vec<String> = vec!["-n".into()];
-            command.extend(file.then(|| "-f".into()));
-            command.push(image.clone());
-            out.push(CheckTarget {
-                name: format!("xfs_repair-{state}"),
-                cache,
-                program: "xfs_repair".into(),
-                args: command,
-                uvfs: false,
+            targets.push(Target {
+                name: format!("{engine}-{prefetch}"),
+                kind: Kind::Uvfs { options },
             });
         }
     }
-    Ok(out)
+    if is_installed("xfs_repair") {
+        let mut command = vec!["xfs_repair".to_string(), "-n".into()];
+        command.extend(args.image.is_file().then(|| "-f".into()));
+        targets.push(Target {
+            name: "xfs_repair".into(),
+            kind: Kind::Peer { command },
+        });
+    }
+    targets
 }
 
 /// Brings the page cache into a state.
@@ -170,184 +133,67 @@ fn wait(child: &Child) -> io::Result<(i32, libc::rusage)> {
     }
 }
 
-fn measure(target: &CheckTarget, image: &Path) -> Result<CheckRun> {
-    prepare(image, target.cache)?;
+fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
+    prepare(image, cache)?;
     let what = || target.name.clone();
-    let start = Instant::now();
-    let mut child = Command::new(&target.program)
-        .args(&target.args)
-        .stdin(Stdio::null())
-        .stdout(if target.uvfs {
-            Stdio::piped()
-        } else {
-            Stdio::null()
-        })
-        .stderr(Stdio::null())
-        .spawn()
-        .context(what)?;
-    let mut text = String::new();
-    let read = match child.stdout.take() {
-        Some(mut out) => out.read_to_string(&mut text).map(|_| ()),
-        None => Ok(()),
-    };
-    let (status, usage) = wait(&child).context(what)?;
-    let seconds = start.elapsed().as_secs_f64();
-    read.context(what)?;
     // Findings (1) and a dirty log (3, or 2 of xfs_repair) still are a whole run.
-    let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
-    let whole = match code {
-        Some(c) if target.uvfs => matches!(c, 0 | 1 | 3),
-        Some(c) => matches!(c, 0..=2),
-        None => false,
+    let (mut command, whole) = match &target.kind {
+        Kind::Peer { command } => {
+            let mut peer = Command::new(&command[0]);
+            peer.args(&command[1..]);
+            (peer, [0, 1, 2])
+        }
+        Kind::Uvfs { options } => {
+            let mut own = Command::new(uvfs());
+            own.args(options);
+            own.args((cache == Cache::Warm).then_some("--buffered"));
+            (own, [0, 1, 3])
+        }
+        _ => unreachable!("no other kind checks"),
     };
-    if !whole {
+    command.arg(image).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let start = Instant::now();
+    let (status, usage) = command
+        .spawn()
+        .and_then(|child| wait(&child))
+        .context(what)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if !libc::WIFEXITED(status) || !whole.contains(&libc::WEXITSTATUS(status)) {
         return Err(Error::new(format!(
             "{}: ended with status {status:#x} (run it alone to see why)",
-            target.name
+            what()
         )));
     }
     let cpu = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-    let reads = serde_json::from_str::<Value>(&text)
-        .ok()
-        .and_then(|v| v["reads"].as_f64());
-    Ok(CheckRun {
-        seconds,
-        cpu_seconds: cpu(usage.ru_utime) + cpu(usage.ru_stime),
-        peak_bytes: usage.ru_maxrss as f64 * 1024.0,
-        read_bytes: usage.ru_inblock as f64 * 512.0,
-        reads,
+    Ok(Sample {
+        client: Measured {
+            amount: 1.0,
+            seconds,
+            cpu_seconds: cpu(usage.ru_utime) + cpu(usage.ru_stime),
+            memory_mib: Some(usage.ru_maxrss as f64 / 1024.0),
+            read_mib: Some(usage.ru_inblock as f64 / 2048.0),
+            ..Measured::default()
+        },
+        server_cpu_seconds: None,
     })
-}
-
-/// One target's rounds, or why they failed.
-type CheckOutcome = std::result::Result<Vec<CheckRun>, String>;
-
-fn summary(samples: &[CheckRun], of: impl Fn(&CheckRun) -> Option<f64>) -> Option<Summary> {
-    Summary::of(samples.iter().filter_map(of))
-}
-
-/// xfs_repair's median time in a state of the cache.
-fn base(targets: &[CheckTarget], outcomes: &[CheckOutcome], cache: Cache) -> Option<f64> {
-    let i = targets.iter().position(|t| !t.uvfs && t.cache == cache)?;
-    let samples = outcomes[i].as_ref().ok()?;
-    Some(summary(samples, |s| Some(s.seconds))?.median)
-}
-
-fn report_json(args: &Args, targets: &[CheckTarget], outcomes: &[CheckOutcome]) -> String {
-    let show = |s: Option<Summary>| {
-        s.map_or(
-            Value::Null,
-            |s| json!({"median": s.median, "min": s.min, "max": s.max}),
-        )
-    };
-    let rows: Vec<Value> = targets
-        .iter()
-        .zip(outcomes)
-        .map(|(t, o)| {
-            let samples = o.as_deref().unwrap_or_default();
-            let seconds = summary(samples, |s| Some(s.seconds));
-            let speedup = base(targets, outcomes, t.cache)
-                .zip(seconds.as_ref().map(|s| s.median))
-                .map(|(b, s)| b / s);
-            json!({
-                "name": t.name,
-                "command": std::iter::once(t.program.display().to_string())
-                    .chain(t.args.iter().cloned()).collect::<Vec<_>>(),
-                "error": o.as_ref().err(),
-                "samples": samples.iter().map(|s| json!({"seconds": s.seconds})).collect::<Vec<_>>(),
-                "seconds": show(seconds),
-                "cpu_seconds": show(summary(samples, |s| Some(s.cpu_seconds))),
-                "peak_bytes": show(summary(samples, |s| Some(s.peak_bytes))),
-                "read_bytes": show(summary(samples, |s| Some(s.read_bytes))),
-                "reads": show(summary(samples, |s| s.reads)),
-                "speedup": speedup,
-            })
-        })
-        .collect();
-    let value = json!({
-        "version": 1,
-        "bench": "check",
-        "uvfs": env!("CARGO_PKG_VERSION"),
-        "image": args.image.display().to_string(),
-        "rounds": args.rounds,
-        "targets": rows,
-    });
-    format!("{value:#}\n")
-}
-
-fn report_table(targets: &[CheckTarget], outcomes: &[CheckOutcome]) -> String {
-    let mut text = format!(
-        "{:<24} {:>17} {:>8} {:>10} {:>10} {:>9} {:>8}\n",
-        "", "seconds (spread)", "CPU s", "peak MiB", "MiB read", "reads", "speedup"
-    );
-    for (t, o) in targets.iter().zip(outcomes) {
-        let Ok(samples) = o else { continue };
-        let median = |of: &dyn Fn(&CheckRun) -> Option<f64>| summary(samples, of);
-        let Some(seconds) = median(&|s| Some(s.seconds)) else {
-            continue;
-        };
-        let number = |s: Option<Summary>, unit: f64, digits: usize| {
-            s.map_or("-".into(), |s| format!("{:.digits$}", s.median / unit))
-        };
-        let mib = 1024.0 * 1024.0;
-        let spread = format!(
-            "{:.2} ({:.2}-{:.2})",
-            seconds.median, seconds.min, seconds.max
-        );
-        let speedup = base(targets, outcomes, t.cache)
-            .map_or("-".into(), |b| format!("{:.1}x", b / seconds.median));
-        text += &format!(
-            "{:<24} {:>17} {:>8} {:>10} {:>10} {:>9} {:>8}\n",
-            t.name,
-            spread,
-            number(median(&|s| Some(s.cpu_seconds)), 1.0, 2),
-            number(median(&|s| Some(s.peak_bytes)), mib, 1),
-            number(median(&|s| Some(s.read_bytes)), mib, 0),
-            number(median(&|s| s.reads), 1.0, 0),
-            speedup,
-        );
-    }
-    text
 }
 
 /// Runs the benchmark and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
-    let targets = targets(&args)?;
-    let mut outcomes: Vec<CheckOutcome> = targets.iter().map(|_| Ok(Vec::new())).collect();
-    let rounds = args.rounds as usize;
-    let progress = ProgressBar::new((rounds * targets.len()) as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} ({eta} left)") {
-        progress.set_style(style.progress_chars("=> "));
-    }
-    let progress = progress.with_finish(ProgressFinish::AndClear);
-    for round in 0..rounds {
-        for turn in 0..targets.len() {
-            let i = (round + turn) % targets.len();
-            interrupt::check()?;
-            progress.set_message(targets[i].name.clone());
-            if let Ok(samples) = &mut outcomes[i] {
-                match measure(&targets[i], &args.image) {
-                    Ok(s) => samples.push(s),
-                    Err(e) => outcomes[i] = Err(e.to_string()),
-                }
-            }
-            progress.inc(1);
-        }
-    }
-    drop(progress);
-    let text = if args.json {
-        report_json(&args, &targets, &outcomes)
-    } else {
-        report_table(&targets, &outcomes)
+    let targets = targets(&args);
+    let works = args.cache.iter().map(|cache| {
+        let (name, title) = words(cache);
+        Work::new(name, title, Unit::Run)
+    });
+    let settings = json!({"image": args.image});
+    let round = |_, target: &Target, _: Say<'_>| -> Result<Vec<Sample>> {
+        let caches = args.cache.iter();
+        caches
+            .map(|cache| measure(target, &args.image, *cache))
+            .collect()
     };
-    printed(io::stdout().lock().write_all(text.as_bytes()))?;
-    let mut code = ExitCode::SUCCESS;
-    for (t, o) in targets.iter().zip(&outcomes) {
-        if let Err(e) = o {
-            uvfs_cli::warn(format!("{}: not measured: {e}", t.name));
-            code = ExitCode::FAILURE;
-        }
-    }
-    Ok(code)
+    args.common
+        .measure("check", &targets, works.collect(), settings, round)
 }

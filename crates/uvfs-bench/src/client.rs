@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use uvfs_cli::{Context, Error, Result};
 
 use super::child::{Process, own_path};
+use super::common::words;
 use super::direct::job::DirectJob;
 use super::load::job::LoadJob;
 use super::measure::Measured;
 use super::store::StoreJob;
-use super::uncached::job::UncachedJob;
 use super::wakeup::job::WakeupJob;
 use super::writeback::job::WritebackJob;
 
@@ -38,8 +38,6 @@ pub enum Job {
     Direct(DirectJob),
     /// See [`WritebackJob`].
     Writeback(WritebackJob),
-    /// See [`UncachedJob`].
-    Uncached(UncachedJob),
     /// See [`LoadJob`].
     Load(LoadJob),
     /// See [`StoreJob`].
@@ -79,7 +77,6 @@ impl Job {
     pub fn run<T: DeserializeOwned>(&self, server: Option<&Process>) -> Result<T> {
         let limit = match self {
             Job::Wakeup(job) => PATIENCE + Duration::from_secs_f64(2.0 * job.seconds),
-            Job::Uncached(job) => PATIENCE + Duration::from_secs(2 * job.seconds as u64),
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;
@@ -116,7 +113,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job: Job =
         serde_json::from_str(&args.job).map_err(|e| Error::usage(format!("the job: {e}")))?;
     let measured = match job {
-        Job::Uncached(job) => return answer(&job.run().context(|| "a stream".into())?),
         Job::Load(job) => return answer(&job.run().context(|| "one of many".into())?),
         Job::Store(job) => {
             job.run().context(|| "a store".into())?;
@@ -129,7 +125,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
         Job::Writeback(job) => job.run().context(|| "buffered writes".into())?,
-        Job::Wakeup(job) => job.run().context(|| job.work.name().to_string())?,
+        Job::Wakeup(job) => job.run().context(|| words(&job.work).0)?,
     };
     answer(&measured)
 }

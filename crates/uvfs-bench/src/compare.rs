@@ -8,9 +8,8 @@ use serde::Serialize;
 use serde_json::json;
 use uvfs_cli::{Error, Result, printed};
 
-use super::data::{All, RowData};
-use super::random::Random;
-use super::report::{columns, digits};
+use super::report::{All, Row, Unit, Work, columns, digits};
+use super::runner::Sample;
 use super::stats::Summary;
 
 const EXAMPLES: &str = "\
@@ -87,12 +86,11 @@ struct Compared {
 }
 
 /// How fast each round was, in B as a multiple of A.
-fn paired(a: &RowData, b: &RowData) -> Vec<f64> {
-    let rate =
-        |row: &RowData| -> Vec<f64> { row.samples.iter().map(|s| s.amount / s.seconds).collect() };
-    let pairs = rate(a).into_iter().zip(rate(b));
+fn paired(a: &Row, b: &Row) -> Vec<f64> {
+    let rate = |sample: &Sample| sample.client.amount / sample.client.seconds;
+    let pairs = a.samples.iter().zip(&b.samples);
     pairs
-        .map(|(a, b)| b / a)
+        .map(|(a, b)| rate(b) / rate(a))
         .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
         .collect()
 }
@@ -116,8 +114,8 @@ fn interval(values: &[f64]) -> Option<(f64, f64)> {
             })
             .collect(),
         _ => {
-            let mut random = Random(1);
-            let mut pick = || values[random.below(count as u64) as usize];
+            let mut random = fastrand::Rng::with_seed(1);
+            let mut pick = || values[random.usize(..count)];
             (0..10_000)
                 .filter_map(|_| median(&(0..count).map(|_| pick()).collect::<Vec<f64>>()))
                 .collect()
@@ -128,64 +126,56 @@ fn interval(values: &[f64]) -> Option<(f64, f64)> {
     Some((medians[cut], medians[medians.len() - 1 - cut]))
 }
 
-/// Everything that is in both, and the names of what is in one of them only.
-fn compare(a: &All, b: &All) -> Result<(Vec<Compared>, [Vec<String>; 2])> {
-    let mut results = Vec::new();
-    let (mut only_a, mut only_b) = (Vec::new(), names(b)?);
-    let others = b.runs()?;
-    for run in a.runs()? {
-        let other = others.iter().find(|other| other.bench == run.bench);
-        for work in &run.works {
-            let other = other.and_then(|run| run.works.iter().find(|w| w.name == work.name));
-            for row in &work.results {
-                let name = format!("{}/{}/{}", run.bench, work.name, row.target);
-                only_b.retain(|other| *other != name);
-                let timed = work.is_timed();
-                let pair = other.and_then(|work| work.row(&row.target));
-                let values = pair.and_then(|pair| row.value(timed).zip(pair.value(timed)));
-                let (Some(pair), Some((first, second))) = (pair, values) else {
-                    only_a.push(name);
-                    continue;
-                };
-                let ratios = paired(row, pair);
-                let bounds = interval(&ratios);
-                results.push(Compared {
-                    bench: run.bench.clone(),
-                    work: work.name.clone(),
-                    target: row.target.clone(),
-                    unit: work.measure(),
-                    a: first.median,
-                    b: second.median,
-                    speed: match Summary::of(ratios.iter().copied()) {
-                        Some(paired) => paired.median,
-                        None if timed => first.median / second.median,
-                        None => second.median / first.median,
-                    },
-                    low: bounds.map(|(low, _)| low),
-                    high: bounds.map(|(_, high)| high),
-                    rounds: ratios.len(),
-                    change: match bounds {
-                        Some((low, _)) if low > 1.0 => Change::Faster,
-                        Some((_, high)) if high < 1.0 => Change::Slower,
-                        _ => Change::None,
-                    },
-                });
-            }
-        }
-    }
-    Ok((results, [only_a, only_b]))
+/// A result: BENCH/WORK/TARGET, its benchmark, its work and its row.
+type Found<'r> = (String, &'r str, &'r Work, &'r Row);
+
+/// Every result of a run.
+fn results(all: &All) -> Vec<Found<'_>> {
+    let works = (all.runs.iter()).flat_map(|run| run.works.iter().map(move |work| (run, work)));
+    let rows = works.flat_map(|(run, work)| work.results.iter().map(move |row| (run, work, row)));
+    rows.map(|(run, work, row)| {
+        let name = format!("{}/{}/{}", run.bench, work.name, row.target);
+        (name, run.bench.as_str(), work, row)
+    })
+    .collect()
 }
 
-/// BENCH/WORK/TARGET of all results.
-fn names(all: &All) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for run in all.runs()? {
-        for work in &run.works {
-            let rows = work.results.iter();
-            names.extend(rows.map(|row| format!("{}/{}/{}", run.bench, work.name, row.target)));
-        }
-    }
-    Ok(names)
+/// Everything that is in both, and the names of what is in one of them only.
+fn compare(a: &All, b: &All) -> (Vec<Compared>, [Vec<String>; 2]) {
+    let (a, b) = (results(a), results(b));
+    let only = |these: &[Found<'_>], others: &[Found<'_>]| {
+        let names = these.iter().map(|(name, ..)| name);
+        let alone = |name: &&String| !others.iter().any(|(other, ..)| other == *name);
+        names.filter(alone).cloned().collect()
+    };
+    let both = a.iter().filter_map(|(name, bench, work, row)| {
+        let (.., pair) = b.iter().find(|(other, ..)| other == name)?;
+        let (first, second) = row.value(work.unit).zip(pair.value(work.unit))?;
+        let ratios = paired(row, pair);
+        let bounds = interval(&ratios);
+        Some(Compared {
+            bench: bench.to_string(),
+            work: work.name.clone(),
+            target: row.target.clone(),
+            unit: work.measure().into(),
+            a: first.median,
+            b: second.median,
+            speed: match Summary::of(ratios.iter().copied()) {
+                Some(paired) => paired.median,
+                None if work.unit == Unit::Run => first.median / second.median,
+                None => second.median / first.median,
+            },
+            low: bounds.map(|(low, _)| low),
+            high: bounds.map(|(_, high)| high),
+            rounds: ratios.len(),
+            change: match bounds {
+                Some((low, _)) if low > 1.0 => Change::Faster,
+                Some((_, high)) if high < 1.0 => Change::Slower,
+                _ => Change::None,
+            },
+        })
+    });
+    (both.collect(), [only(&a, &b), only(&b, &a)])
 }
 
 /// The names of what one run alone has that the table shows.
@@ -235,12 +225,8 @@ fn table(results: &[Compared], only: &[Vec<String>; 2]) -> String {
 
 /// Compares, and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let unread = |e: Error| e.with_code(2);
-    let (a, b) = (
-        All::load(&args.a).map_err(unread)?,
-        All::load(&args.b).map_err(unread)?,
-    );
-    let (results, only) = compare(&a, &b).map_err(unread)?;
+    let load = |path| All::load(path).map_err(|e: Error| e.with_code(2));
+    let (results, only) = compare(&load(&args.a)?, &load(&args.b)?);
     let slower = |limit: f64| {
         let bound = 1.0 - limit / 100.0;
         let rows = results
@@ -262,15 +248,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     printed(std::io::stdout().lock().write_all(text.as_bytes()))?;
     let failed = args.fail_above.map(slower).unwrap_or_default();
     for one in &failed {
-        let Compared {
-            bench,
-            work,
-            target,
-            speed,
-            ..
-        } = one;
         uvfs_cli::warn(format!(
-            "{bench} {work}: {target} is slower: {speed:.3} times as fast"
+            "{} {}: {} is slower: {:.3} times as fast",
+            one.bench, one.work, one.target, one.speed
         ));
     }
     Ok(match failed.is_empty() {
@@ -290,23 +270,16 @@ mod tests {
             .collect();
         let of = |value: fn(f64) -> f64| Summary::of(rounds.iter().map(|s| value(*s)));
         let run = json!({
-            "bench": bench, "uvfs": "0", "targets": [{"name": "t"}],
+            "version": 1, "bench": bench, "uvfs": "0", "targets": [{"name": "t"}],
             "works": [{"name": "w", "title": "w", "unit": unit, "results": [{
                 "target": "t", "samples": samples, "rate": of(|s| 1.0 / s), "run_seconds": of(|s| s),
             }]}],
         });
-        All {
-            version: 1,
-            bench: "all".into(),
-            command: Vec::new(),
-            seconds: 0.0,
-            runs: vec![run],
-            failures: Vec::new(),
-        }
+        All::of(vec![serde_json::from_value(run).unwrap()])
     }
 
     fn one(unit: &str, a: &[f64], b: &[f64]) -> Compared {
-        let (mut found, only) = compare(&all("x", unit, a), &all("x", unit, b)).unwrap();
+        let (mut found, only) = compare(&all("x", unit, a), &all("x", unit, b));
         assert_eq!((found.len(), only), (1, [vec![], vec![]]));
         found.remove(0)
     }
@@ -354,7 +327,7 @@ mod tests {
     /// `uvfs bench compare` names each benchmark that only one of the runs has.
     #[test]
     fn the_names_of_one_run_only_are_listed() {
-        let (found, only) = compare(&all("x", "op", &[1.0]), &all("y", "op", &[1.0])).unwrap();
+        let (found, only) = compare(&all("x", "op", &[1.0]), &all("y", "op", &[1.0]));
         assert!(found.is_empty());
         assert_eq!(only, [vec!["x/w/t".to_string()], vec!["y/w/t".to_string()]]);
     }

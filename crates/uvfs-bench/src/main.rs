@@ -7,8 +7,8 @@
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
 //! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
-//! - [`stats`] and [`report`]: medians and spread, the table and the JSON;
-//! - [`data`] reads the JSON again, for [`page`], the HTML page of all, and for [`compare`].
+//! - [`stats`] and [`report`]: medians and spread, the table and the JSON, which [`page`], the HTML page of all,
+//!   and [`compare`] read again.
 
 mod aio;
 mod all;
@@ -17,7 +17,6 @@ mod child;
 mod client;
 mod common;
 mod compare;
-mod data;
 mod direct;
 mod files;
 mod interrupt;
@@ -25,14 +24,12 @@ mod load;
 mod measure;
 mod page;
 mod programs;
-mod random;
 mod report;
 mod runner;
 mod server;
 mod sides;
 mod stats;
 mod store;
-mod uncached;
 mod wakeup;
 mod workspace;
 mod writeback;
@@ -52,7 +49,6 @@ Examples:
   uvfs bench check disk.img
   uvfs bench writeback --quick
   uvfs bench direct --quick
-  uvfs bench uncached --quick
   uvfs bench programs --quick
   uvfs bench load --quick
   uvfs bench wakeup --help";
@@ -82,8 +78,6 @@ enum Bench {
     Writeback(writeback::Args),
     /// Direct calls of 2 MiB, and many at a time, over a store that takes its time.
     Direct(direct::Args),
-    /// 32 streams through page caches, second by second, cached and uncached.
-    Uncached(uncached::Args),
     /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
     Programs(programs::Args),
     /// Many processes at a time, beside busy neighbours: rate and latency, on the same sides.
@@ -112,7 +106,6 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
         Bench::Check(args) => check::run(args),
         Bench::Writeback(args) => writeback::run(args),
         Bench::Direct(args) => direct::run(args),
-        Bench::Uncached(args) => uncached::run(args),
         Bench::Programs(args) => programs::bench(args),
         Bench::Load(args) => load::run(args),
         Bench::Client(args) => client::run(args),

@@ -6,10 +6,11 @@ use std::time::Instant;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
-use super::stats::{Histogram, Latency};
+use super::stats::Latency;
 
 /// The figures of a client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Measured {
     /// Operations, or MiB for the streams.
     pub amount: f64,
@@ -17,21 +18,15 @@ pub struct Measured {
     pub seconds: f64,
     /// CPU time of the client, in seconds.
     pub cpu_seconds: f64,
-    /// MiB that the cache in use held at most, where that is measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// MiB of memory that it had at most, where that is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<f64>,
-    /// MiB by which the host's page cache grew, where that is measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_cache_mib: Option<f64>,
-    /// CPU time of the kernel's threads that reclaim memory (kswapd), in seconds, where that is measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kswapd_cpu_seconds: Option<f64>,
+    /// MiB that came from the device, where that is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_mib: Option<f64>,
     /// How long an operation took, where that is measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
-    /// How long each timed operation took, in nanoseconds, where all rounds are to be shown together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub histogram: Option<Histogram>,
 }
 
 /// Wall and CPU time from a moment on.

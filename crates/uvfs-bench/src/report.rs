@@ -1,19 +1,19 @@
-//! The results of a benchmark: one structure, shown as a table or as JSON.
+//! The results of a benchmark: one structure, shown as a table or as JSON, and read from JSON again.
 
-mod rows;
 mod text;
-mod times;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use uvfs_cli::{Context, Error, Result};
 
-use super::runner::Outcome;
+use super::measure::Measured;
+use super::runner::{Outcome, Sample};
 use super::server::Target;
-use super::stats::Summary;
-use rows::{Row, TargetReport, WorkReport};
-pub use rows::{Unit, WorkInfo};
-use text::thousands;
+use super::stats::{Latency, Summary};
 pub use text::{columns, digits};
 
 /// Describes [`Report`] in a command's help.
@@ -23,7 +23,7 @@ JSON (--json), one object on standard output:
   bench         the benchmark's name
   uvfs, kernel  versions
   cpus          CPUs that the benchmark may run on
-  settings      the run's settings: rounds, pinned and the benchmark's own
+  settings      the run's settings: rounds and the benchmark's own
   targets       what was measured: name, kind (native, uvfs, run, client, peer), options or
                 command, for a client served (over shared memory) and base (others are compared
                 with it), and error (why it could not be measured) or null
@@ -31,24 +31,17 @@ JSON (--json), one object on standard output:
                 failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
-                memory_mib, host_cache_mib, kswapd_cpu_seconds and latency_us (median and p99)
-                where they were measured, and server_cpu_seconds (null where there is no server)
+                memory_mib, read_mib and latency_us (median and p99) where they were measured, and
+                server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
-    kswapd_cpu_us
-                of server_cpu_us, the kernel's threads that reclaim memory, where that was measured
-    memory_mib  MiB of memory that the client's cache, or the kernel's of a mount, held at most,
-                where that was measured: median, min, max
-    host_cache_mib
-                MiB by which the host's page cache has grown since the start, where that was
+    memory_mib, read_mib
+                MiB of memory that it had at most, and MiB that came from the device, where that was
                 measured: median, min, max
     latency_us, latency_p99_us
                 microseconds of an operation, where they were measured: median, min, max over the
                 rounds of a round's median and of its 99th percentile
-    latency_histogram
-                only for single operations of `wakeup`, over all rounds: pairs of microseconds and a count of
-                the operations that took from so many to a quarter of a power of two more
     ratio       median rate divided by that of native, of each peer and of a base, by name
     run_seconds, time_ratio
                 only where the unit is run: seconds of a run (median, min, max), and their median
@@ -56,73 +49,236 @@ JSON (--json), one object on standard output:
 Fields may be added to it; those named here stay.";
 
 /// The results of a benchmark; see [`JSON_HELP`] for the fields.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     version: u32,
-    bench: String,
-    uvfs: &'static str,
-    kernel: String,
-    cpus: usize,
-    settings: serde_json::Value,
-    targets: Vec<TargetReport>,
-    works: Vec<WorkReport>,
+    pub bench: String,
+    pub uvfs: String,
+    #[serde(default)]
+    pub kernel: String,
+    #[serde(default)]
+    pub cpus: usize,
+    #[serde(default)]
+    pub settings: Value,
+    pub targets: Vec<TargetReport>,
+    pub works: Vec<Work>,
 }
 
-/// A column of the table: its figure, and how the median is written.
-type ColumnValue = fn(&Row) -> Option<Summary>;
-type Format = fn(f64) -> String;
+/// A target, and why it could not be measured.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TargetReport {
+    pub name: String,
+    #[serde(default)]
+    pub kind: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    #[serde(default)]
+    pub error: Option<String>,
+    /// What else a [`Target`] of this kind has.
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+/// The unit of a work's amount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unit {
+    /// Operations.
+    #[serde(rename = "op")]
+    Op,
+    /// 2^20 bytes.
+    MiB,
+    /// Runs of a program.
+    #[serde(rename = "run")]
+    Run,
+}
+
+/// A work with the results of each target.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Work {
+    /// The short name.
+    pub name: String,
+    /// The calls that it makes, in words.
+    pub title: String,
+    /// The unit of its amount.
+    pub unit: Unit,
+    pub results: Vec<Row>,
+}
+
+/// The results of one target.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Row {
+    pub target: String,
+    pub samples: Vec<Sample>,
+    pub rate: Option<Summary>,
+    pub client_cpu_us: Option<Summary>,
+    pub server_cpu_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_mib: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_p99_us: Option<Summary>,
+    pub ratio: BTreeMap<String, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_seconds: Option<Summary>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub time_ratio: BTreeMap<String, f64>,
+}
+
+impl Row {
+    /// Sums up the samples of one target.
+    fn new(target: &Target, samples: &[Sample], unit: Unit) -> Self {
+        let summary = |figure: &dyn Fn(&Measured) -> Option<f64>| {
+            Summary::of(samples.iter().filter_map(|s| figure(&s.client)))
+        };
+        let latency = |pick: fn(Latency) -> f64| summary(&|m| m.latency_us.map(pick));
+        let server = |s: &Sample| Some(s.server_cpu_seconds? * 1e6 / s.client.amount);
+        Self {
+            target: target.name.clone(),
+            rate: summary(&|m| Some(m.amount / m.seconds)),
+            client_cpu_us: summary(&|m| Some(m.cpu_seconds * 1e6 / m.amount)),
+            server_cpu_us: Summary::of(samples.iter().filter_map(server)),
+            memory_mib: summary(&|m| m.memory_mib),
+            read_mib: summary(&|m| m.read_mib),
+            latency_us: latency(|l| l.median),
+            latency_p99_us: latency(|l| l.p99),
+            samples: samples.to_vec(),
+            run_seconds: summary(&|m| (unit == Unit::Run).then_some(m.seconds / m.amount)),
+            ..Self::default()
+        }
+    }
+
+    /// Milliseconds of a run, or units in a second.
+    pub fn value(&self, unit: Unit) -> Option<Summary> {
+        match unit {
+            Unit::Run => self.run_seconds.map(|seconds| seconds.times(1e3)),
+            _ => self.rate,
+        }
+    }
+
+    /// How its figure compares with that of another target, the same unit above and below.
+    pub fn compared(&self, unit: Unit, target: &str) -> Option<f64> {
+        let ratios = match unit {
+            Unit::Run => &self.time_ratio,
+            _ => &self.ratio,
+        };
+        ratios.get(target).copied()
+    }
+}
+
+impl Work {
+    /// One without results.
+    pub fn new(name: impl Into<String>, title: impl Into<String>, unit: Unit) -> Self {
+        Self {
+            name: name.into(),
+            title: title.into(),
+            unit,
+            results: Vec::new(),
+        }
+    }
+
+    /// The unit of [`Row::value`].
+    pub fn measure(&self) -> &'static str {
+        match self.unit {
+            Unit::Op => "op/s",
+            Unit::MiB => "MiB/s",
+            Unit::Run => "ms",
+        }
+    }
+
+    /// The row of a target.
+    pub fn row(&self, target: &str) -> Option<&Row> {
+        self.results.iter().find(|row| row.target == target)
+    }
+
+    /// Compares each target with the others: rates with those of `bases`, and times with those of all.
+    fn compare(&mut self, bases: &[&str]) {
+        let pick = |figure: &dyn Fn(&Row) -> Option<Summary>| -> Vec<(String, f64)> {
+            let medians = self.results.iter();
+            let medians = medians.filter_map(|row| Some((row.target.clone(), figure(row)?.median)));
+            medians.collect()
+        };
+        let mut rates = pick(&|row| row.rate);
+        rates.retain(|(name, _)| bases.contains(&name.as_str()));
+        let times = pick(&|row| row.run_seconds);
+        for row in &mut self.results {
+            let by = |own: Option<Summary>, others: &[(String, f64)]| -> BTreeMap<String, f64> {
+                let others = others.iter();
+                let ratio =
+                    |(name, other): &(String, f64)| Some((name.clone(), own?.median / other));
+                others.filter_map(ratio).collect()
+            };
+            row.ratio = by(row.rate, &rates);
+            row.time_ratio = by(row.run_seconds, &times);
+            row.time_ratio.remove(&row.target);
+        }
+    }
+}
+
+/// The text of a column for one row, if the row has that figure.
+type Cell = dyn Fn(&Work, &Row) -> Option<String>;
+
+/// A column of a table of all figures.
+pub struct Column {
+    pub title: String,
+    pub cell: Box<Cell>,
+}
+
+impl Column {
+    fn new(title: &str, cell: impl Fn(&Work, &Row) -> Option<String> + 'static) -> Self {
+        Self {
+            title: title.into(),
+            cell: Box::new(cell),
+        }
+    }
+
+    fn median(title: &str, figure: fn(&Row) -> Option<Summary>) -> Self {
+        Self::new(title, move |_, row| Some(digits(figure(row)?.median)))
+    }
+}
 
 impl Report {
     /// Sums up a run. `outcomes` are by target and hold samples by work.
     pub fn new(
         bench: &str,
-        settings: serde_json::Value,
-        targets: Vec<Target>,
-        works: Vec<WorkInfo>,
+        settings: Value,
+        targets: &[Target],
+        mut works: Vec<Work>,
         outcomes: &[Outcome],
     ) -> Self {
         assert_eq!(targets.len(), outcomes.len());
-        let works = works.into_iter().enumerate().map(|(index, work)| {
+        let bases = targets.iter().filter(|target| target.is_base());
+        let bases: Vec<&str> = bases.map(|target| target.name.as_str()).collect();
+        for (index, work) in works.iter_mut().enumerate() {
             let rows = targets.iter().zip(outcomes);
-            let mut results: Vec<Row> = rows
-                .filter_map(|(target, outcome)| Row::new(target, &outcome.samples[index]))
-                .collect();
-            let bases: Vec<(String, f64)> = results
-                .iter()
-                .filter(|row| targets.iter().any(|t| t.name == row.target && t.is_base()))
-                .map(|row| (row.target.clone(), row.rate.median))
-                .collect();
-            for row in &mut results {
-                let ratios = bases.iter();
-                row.ratio = ratios
-                    .map(|(base, rate)| (base.clone(), row.rate.median / rate))
-                    .collect();
+            let rows = rows.map(|(target, outcome)| (target, &outcome.samples[index]));
+            let rows = rows.filter(|(_, samples)| !samples.is_empty());
+            let rows = rows.map(|(target, samples)| Row::new(target, samples, work.unit));
+            work.results = rows.collect();
+            work.compare(&bases);
+        }
+        let described = |(target, outcome): (&Target, &Outcome)| {
+            let target = serde_json::to_value(target).and_then(serde_json::from_value);
+            TargetReport {
+                error: outcome.error.clone(),
+                ..target.expect("a target has a name and a kind")
             }
-            if work.unit == Unit::Run {
-                results.iter_mut().for_each(Row::add_time);
-                times::compare(&mut results);
-            }
-            WorkReport { work, results }
-        });
+        };
         Self {
             version: 1,
             bench: bench.into(),
-            uvfs: env!("CARGO_PKG_VERSION"),
+            uvfs: env!("CARGO_PKG_VERSION").into(),
             kernel: rustix::system::uname()
                 .release()
                 .to_string_lossy()
                 .into_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             settings,
-            works: works.collect(),
-            targets: targets
-                .into_iter()
-                .zip(outcomes)
-                .map(|(target, outcome)| TargetReport {
-                    target,
-                    error: outcome.error.clone(),
-                })
-                .collect(),
+            targets: targets.iter().zip(outcomes).map(described).collect(),
+            works,
         }
     }
 
@@ -130,250 +286,172 @@ impl Report {
     pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
         self.targets
             .iter()
-            .filter_map(|t| Some((t.target.name.as_str(), t.error.as_deref()?)))
+            .filter_map(|t| Some((t.name.as_str(), t.error.as_deref()?)))
     }
 
     /// The report as JSON, with a new line at its end.
     pub fn json(&self) -> String {
         // Numbers, strings and string keys only: there is nothing that JSON could refuse.
-        let mut text = serde_json::to_string_pretty(self).expect("a report is valid JSON");
-        text.push('\n');
-        text
+        serde_json::to_string_pretty(self).expect("a report is valid JSON") + "\n"
     }
 
-    /// The report for people.
+    /// The columns that have a figure anywhere.
+    pub fn columns(&self) -> Vec<Column> {
+        let mut columns = vec![
+            Column::new("median", |work, row| {
+                let value = row.value(work.unit)?;
+                Some(format!("{} {}", digits(value.median), work.measure()))
+            }),
+            Column::new("min..max", |work, row| {
+                let value = row.value(work.unit)?;
+                Some(format!("{}..{}", digits(value.min), digits(value.max)))
+            }),
+        ];
+        for base in self.targets.iter().map(|target| target.name.clone()) {
+            columns.push(Column::new(&format!("× {base}"), move |work, row| {
+                let is_base = row.ratio.get(&base);
+                Some(format!(
+                    "{:.2}",
+                    is_base.and(row.compared(work.unit, &base))?
+                ))
+            }));
+        }
+        columns.extend([
+            Column::median("latency µs", |row| row.latency_us),
+            Column::median("99% µs", |row| row.latency_p99_us),
+            Column::median("client CPU µs", |row| row.client_cpu_us),
+            Column::median("server CPU µs", |row| row.server_cpu_us),
+            Column::median("memory MiB", |row| row.memory_mib),
+            Column::median("read MiB", |row| row.read_mib),
+        ]);
+        columns.retain(|column| {
+            let mut works = self.works.iter();
+            works.any(|work| {
+                let mut rows = work.results.iter();
+                rows.any(|row| (column.cell)(work, row).is_some())
+            })
+        });
+        columns
+    }
+
+    /// The medians: a line for each work, and a column for each target.
+    pub fn medians(&self) -> Vec<Vec<String>> {
+        self.across(|work, name| Some(digits(work.row(name)?.value(work.unit)?.median)))
+    }
+
+    /// A line for each work, with what `cell` gives for each target.
+    fn across(&self, cell: impl Fn(&Work, &str) -> Option<String>) -> Vec<Vec<String>> {
+        let targets = self.targets.iter();
+        let names: Vec<String> = targets.map(|target| target.name.clone()).collect();
+        let line = |work: &Work| {
+            let cells = names.iter().map(|name| cell(work, name));
+            let cells = cells.map(|cell| cell.unwrap_or("-".into()));
+            let head = [work.name.clone(), work.measure().into()].into_iter();
+            head.chain(cells).collect()
+        };
+        let lines = self.works.iter().map(line);
+        let heads = [String::new(), String::new()].into_iter();
+        let heads = [heads.chain(names.iter().cloned()).collect()].into_iter();
+        heads.chain(lines).collect()
+    }
+
+    /// The report for people: all figures; or, of many programs, their times and how these compare.
     pub fn table(&self) -> String {
         let mut text = format!(
             "uvfs {} bench {}, Linux {}, {} CPUs\n",
             self.uvfs, self.bench, self.kernel, self.cpus
         );
-        if self.works.iter().all(|work| work.work.unit == Unit::Run) {
-            text += &times::table(&self.targets, &self.works);
+        let timed = self.works.iter().all(|work| work.unit == Unit::Run);
+        if timed && self.works.len() > self.targets.len() {
+            let spread = |work: &Work, name: &str| {
+                let time = work.row(name)?.value(work.unit)?;
+                let [median, min, max] = [time.median, time.min, time.max].map(digits);
+                Some(format!("{median} ({min}..{max})"))
+            };
+            text += &format!("\nMedians (min..max):\n{}", columns(&self.across(spread)));
+            for base in &self.targets {
+                let ratio = |work: &Work, name: &str| {
+                    let ratio = work.row(name)?.compared(work.unit, &base.name)?;
+                    Some(format!("{ratio:.2}"))
+                };
+                let lines = columns(&self.across(ratio));
+                text += &format!("\nDivided by those of {}:\n{lines}", base.name);
+            }
             return text;
         }
-        let bases: Vec<&Target> = self
-            .targets
-            .iter()
-            .map(|t| &t.target)
-            .filter(|t| t.is_base())
-            .collect();
+        let figures = self.columns();
         for work in &self.works {
-            let unit = work.work.unit.name();
             // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{}: {}", work.work.name, work.work.title);
-            let rows = &work.results;
-            let mut lines = vec![vec![
-                String::new(),
-                format!("{unit}/s"),
-                "min..max".into(),
-                format!("client µs/{unit}"),
-                format!("server µs/{unit}"),
-            ]];
-            lines.extend(rows.iter().map(|row| {
-                vec![
-                    row.target.clone(),
-                    thousands(row.rate.median),
-                    format!("{}..{}", thousands(row.rate.min), thousands(row.rate.max)),
-                    format!("{:.2}", row.client_cpu_us.median),
-                    row.server_cpu_us
-                        .map_or("-".into(), |cpu| format!("{:.2}", cpu.median)),
-                ]
+            let _ = writeln!(text, "\n{}: {}", work.name, work.title);
+            let titles = figures.iter().map(|column| column.title.clone());
+            let mut lines = vec![[String::new()].into_iter().chain(titles).collect()];
+            lines.extend(work.results.iter().map(|row| {
+                let cell = |column: &Column| (column.cell)(work, row).unwrap_or("-".into());
+                let name = [row.target.clone()].into_iter();
+                name.chain(figures.iter().map(cell)).collect::<Vec<_>>()
             }));
-            // Columns of what was not measured anywhere are left out.
-            let more: [(String, ColumnValue, Format); 5] = [
-                (
-                    format!("kswapd µs/{unit}"),
-                    |row| row.kswapd_cpu_us,
-                    |us| format!("{us:.2}"),
-                ),
-                ("held MiB".into(), |row| row.memory_mib, thousands),
-                ("host MiB".into(), |row| row.host_cache_mib, thousands),
-                (
-                    "median µs".into(),
-                    |row| row.latency_us,
-                    |us| format!("{us:.1}"),
-                ),
-                (
-                    "99% µs".into(),
-                    |row| row.latency_p99_us,
-                    |us| format!("{us:.1}"),
-                ),
-            ];
-            for (title, figure, format) in more {
-                if rows.iter().any(|row| figure(row).is_some()) {
-                    let cell = |row| figure(row).map_or("-".into(), |found| format(found.median));
-                    let column = [title].into_iter().chain(rows.iter().map(cell));
-                    lines
-                        .iter_mut()
-                        .zip(column)
-                        .for_each(|(l, cell)| l.push(cell));
-                }
-            }
-            let ratio = |row: &Row, base: &Target| {
-                let ratio = row.ratio.get(&base.name);
-                ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"))
-            };
-            for base in &bases {
-                let column = rows.iter().map(|row| ratio(row, base));
-                let column = [format!("× {}", base.name)].into_iter().chain(column);
-                lines
-                    .iter_mut()
-                    .zip(column)
-                    .for_each(|(l, cell)| l.push(cell));
-            }
             text += &columns(&lines);
         }
         text
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::measure::Measured;
-    use super::super::runner::Sample;
-    use super::*;
-    use serde_json::{Value, json};
+/// The output of `uvfs bench all --json`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct All {
+    /// Of the format: 1.
+    pub version: u32,
+    /// `all`.
+    pub bench: String,
+    /// Its command line.
+    pub command: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+    /// Each benchmark's own report.
+    pub runs: Vec<Report>,
+    /// The benchmarks that gave no report.
+    pub failures: Vec<Failure>,
+}
 
-    fn sample(rate: f64, server: Option<f64>) -> Sample {
-        Sample {
-            client: Measured {
-                amount: rate * 2.0,
-                seconds: 2.0,
-                cpu_seconds: 1.0,
-                ..Measured::default()
-            },
-            server_cpu_seconds: server,
+/// A benchmark that gave no report.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// Its name.
+    pub bench: String,
+    /// Why.
+    pub error: String,
+}
+
+impl All {
+    /// One with these reports alone.
+    pub fn of(runs: Vec<Report>) -> Self {
+        Self {
+            version: 1,
+            bench: "all".into(),
+            command: Vec::new(),
+            seconds: 0.0,
+            runs,
+            failures: Vec::new(),
         }
     }
 
-    fn report() -> Report {
-        let peer: super::super::server::Peer = "hp=hp {source} {mountpoint}".parse().unwrap();
-        let uvfs = Target {
-            name: "dev-spin".into(),
-            kind: super::super::server::Kind::Uvfs {
-                options: vec!["--wait=spin".into()],
-            },
-        };
-        let broken = Target {
-            name: "broken".into(),
-            ..uvfs.clone()
-        };
-        let outcome = |rates: &[f64], server| Outcome {
-            samples: vec![rates.iter().map(|&r| sample(r, server)).collect()],
-            error: None,
-        };
-        let failed = Outcome {
-            samples: vec![vec![]],
-            error: Some("no ring".into()),
-        };
-        Report::new(
-            "wakeup",
-            json!({"rounds": 3}),
-            vec![Target::native(), uvfs, peer.into(), broken],
-            vec![WorkInfo {
-                name: "read-1".into(),
-                title: "reads".into(),
-                unit: Unit::Op,
-            }],
-            &[
-                outcome(&[1e6, 3e6, 2e6], None),
-                outcome(&[5e5, 4e5, 6e5], Some(0.5)),
-                outcome(&[1e5, 1e5, 1e5], Some(3.0)),
-                failed,
-            ],
-        )
-    }
-
-    /// `--json` prints the fields that `--help` documents.
-    #[test]
-    fn the_json_has_the_documented_shape() {
-        let report = report();
-        let json: Value = serde_json::from_str(&report.json()).unwrap();
-        assert_eq!(json["version"], 1);
-        assert_eq!(json["bench"], "wakeup");
-        assert_eq!(json["settings"], json!({"rounds": 3}));
-        assert!(json["kernel"].is_string() && json["uvfs"].is_string());
-        assert!(json["cpus"].as_u64().unwrap() > 0);
-        assert_eq!(
-            json["targets"],
-            json!([
-                {"name": "native", "kind": "native", "error": null},
-                {"name": "dev-spin", "kind": "uvfs", "options": ["--wait=spin"], "error": null},
-                {"name": "hp", "kind": "peer", "command": ["hp", "{source}", "{mountpoint}"],
-                 "error": null},
-                {"name": "broken", "kind": "uvfs", "options": ["--wait=spin"],
-                 "error": "no ring"},
-            ])
-        );
-        let work = &json["works"][0];
-        assert_eq!(work["name"], "read-1");
-        assert_eq!(work["unit"], "op");
-        let rows = work["results"].as_array().unwrap();
-        assert_eq!(rows.len(), 3);
-        assert_eq!(
-            rows[1],
-            json!({
-                "target": "dev-spin",
-                "samples": [
-                    {"amount": 1e6, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
-                    {"amount": 8e5, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
-                    {"amount": 12e5, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
-                ],
-                "rate": {"median": 5e5, "min": 4e5, "max": 6e5},
-                "client_cpu_us": {"median": 1.0, "min": 1.0 / 1.2, "max": 1.25},
-                "server_cpu_us": {"median": 0.5, "min": 0.5 / 1.2, "max": 0.625},
-                "ratio": {"native": 0.25, "hp": 5.0},
-            })
-        );
-        assert_eq!(rows[0]["server_cpu_us"], Value::Null);
-        for field in [
-            "samples",
-            "rate",
-            "client_cpu_us",
-            "server_cpu_us",
-            "memory_mib",
-            "latency_us",
-            "latency_p99_us",
-            "latency_histogram",
-            "ratio",
-            "run_seconds",
-            "time_ratio",
-        ] {
-            assert!(JSON_HELP.contains(field), "{field} is documented");
+    /// Reads a file with all benchmarks, or with the report of one.
+    pub fn load(path: &Path) -> Result<Self> {
+        let what = || path.display().to_string();
+        let value: Value =
+            serde_json::from_slice(&std::fs::read(path).context(what)?).context(what)?;
+        if value["version"] != 1 || !value["bench"].is_string() {
+            return Err(Error::new(format!(
+                "{}: not what `uvfs bench … --json` prints",
+                what()
+            )));
         }
-    }
-
-    /// A benchmark's table has each figure in its column, and says which target failed.
-    #[test]
-    fn the_table_shows_medians_spread_cpu_and_ratios() {
-        let table = report().table();
-        let line = table.lines().find(|l| l.contains("dev-spin")).unwrap();
-        let cells: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(
-            cells,
-            [
-                "dev-spin",
-                "500,000",
-                "400,000..600,000",
-                "1.00",
-                "0.50",
-                "0.25",
-                "5.00"
-            ]
-        );
-        assert!(!table.contains("broken"));
-        assert_eq!(
-            report().failures().collect::<Vec<_>>(),
-            [("broken", "no ring")]
-        );
-    }
-
-    /// Large numbers in tables have commas.
-    #[test]
-    fn numbers_get_commas() {
-        assert_eq!(thousands(0.4), "0");
-        assert_eq!(thousands(999.0), "999");
-        assert_eq!(thousands(1000.0), "1,000");
-        assert_eq!(thousands(1234567.8), "1,234,568");
+        match value["bench"] == "all" {
+            true => serde_json::from_value(value).context(what),
+            false => Ok(Self::of(vec![serde_json::from_value(value).context(what)?])),
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

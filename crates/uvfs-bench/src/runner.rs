@@ -1,8 +1,7 @@
 //! Rounds over all targets in turn.
 
-use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
-use serde::Serialize;
-use uvfs_cli::Result;
+use serde::{Deserialize, Serialize};
+use uvfs_cli::{Progress, Result};
 
 use super::client::Job;
 use super::interrupt;
@@ -10,7 +9,7 @@ use super::measure::Measured;
 use super::server::{Running, Target};
 
 /// One measurement of one work on one target.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The client's figures.
     #[serde(flatten)]
@@ -28,6 +27,9 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
+/// Shows which work is under way.
+pub type Say<'a> = &'a dyn Fn(&str);
+
 /// Runs `round` for each target in turn, `rounds` times, beginning with another target each
 /// time so that none is always first. `round` returns one sample for each of `works` works, or nothing
 /// for those that the target does not have. A target whose round fails is not tried again, and what it gave before does not count.
@@ -38,38 +40,32 @@ pub fn interleave<S: Into<Option<Sample>>>(
     rounds: usize,
     targets: &[Target],
     works: usize,
-    mut round: impl FnMut(usize, &Target, &ProgressBar) -> Result<Vec<S>>,
+    mut round: impl FnMut(usize, &Target, Say<'_>) -> Result<Vec<S>>,
 ) -> Result<Vec<Outcome>> {
     let mut outcomes: Vec<Outcome> = targets.iter().map(|_| empty(works)).collect();
-    // Draws only when stderr is a terminal.
-    let progress = ProgressBar::new((rounds * targets.len()) as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} ({eta} left)") {
-        progress.set_style(style.progress_chars("=> "));
-    }
-    // Whichever way this ends, the bar goes before anything else is written.
-    let progress = progress.with_finish(ProgressFinish::AndClear);
-    for number in 0..rounds {
-        for turn in 0..targets.len() {
-            let index = (number + turn) % targets.len();
-            let (target, outcome) = (&targets[index], &mut outcomes[index]);
-            if outcome.error.is_none() {
-                interrupt::check()?;
-                progress.set_message(target.name.clone());
-                match round(number, target, &progress) {
-                    Ok(samples) => {
-                        assert_eq!(samples.len(), works, "a sample for each work");
-                        for (all, one) in outcome.samples.iter_mut().zip(samples) {
-                            all.extend(one.into());
-                        }
-                    }
-                    Err(e) => {
-                        interrupt::check()?;
-                        *outcome = empty(works);
-                        outcome.error = Some(e.to_string());
-                    }
+    let (progress, all) = (Progress::new(false), rounds * targets.len());
+    for done in 0..all {
+        let (number, turn) = (done / targets.len(), done % targets.len());
+        let index = (number + turn) % targets.len();
+        let (target, outcome) = (&targets[index], &mut outcomes[index]);
+        if outcome.error.is_some() {
+            continue;
+        }
+        interrupt::check()?;
+        let say = |work: &str| progress.say(format!("{done}/{all} {} {work}", target.name));
+        say("");
+        match round(number, target, &say) {
+            Ok(samples) => {
+                assert_eq!(samples.len(), works, "a sample for each work");
+                for (all, one) in outcome.samples.iter_mut().zip(samples) {
+                    all.extend(one.into());
                 }
             }
-            progress.inc(1);
+            Err(e) => {
+                interrupt::check()?;
+                *outcome = empty(works);
+                outcome.error = Some(e.to_string());
+            }
         }
     }
     Ok(outcomes)

@@ -4,6 +4,7 @@
 use clap::ValueEnum;
 use uvfs_cli::{Error, Result};
 
+use super::common::words;
 use super::server::{Kind, Peer, Target, check_names};
 
 /// Servers of other projects.
@@ -53,33 +54,6 @@ impl Side {
     pub const PROGRAMS: [Self; 4] = [Self::Native, Self::Mount, Self::MountDev, Self::Run];
     /// The sides that do single calls.
     pub const CALLS: [Self; 4] = [Self::Native, Self::Mount, Self::MountDev, Self::Client];
-
-    fn name(self) -> String {
-        let value = self.to_possible_value();
-        value.map_or_else(String::new, |value| value.get_name().into())
-    }
-
-    /// Its target; `options` are those of each `uvfs mount`.
-    fn target(self, options: &[&str]) -> Target {
-        let mut options: Vec<String> = options.iter().map(|word| word.to_string()).collect();
-        let kind = match self {
-            Side::Native => Kind::Native,
-            Side::Mount => Kind::Uvfs { options },
-            Side::MountDev => {
-                options.extend(["--transport".into(), "dev".into()]);
-                Kind::Uvfs { options }
-            }
-            Side::Run => Kind::Run,
-            Side::Client => Kind::Client {
-                served: false,
-                base: false,
-            },
-        };
-        Target {
-            name: self.name(),
-            kind,
-        }
-    }
 }
 
 impl Sides {
@@ -92,10 +66,10 @@ impl Sides {
         clients: &[Target],
     ) -> Result<Vec<Target>> {
         if let Some(side) = self.sides.iter().find(|side| !all.contains(side)) {
-            let names: Vec<String> = all.iter().map(|side| side.name()).collect();
+            let names: Vec<String> = all.iter().map(|side| words(side).0).collect();
             return Err(Error::usage(format!(
                 "--sides: this benchmark has no side {}, but {}",
-                side.name(),
+                words(side).0,
                 names.join(", ")
             )));
         }
@@ -105,10 +79,22 @@ impl Sides {
         };
         let mut targets = Vec::new();
         for &side in all.iter().filter(|side| asked(side)) {
-            match side {
-                Side::Client => targets.extend_from_slice(clients),
-                _ => targets.push(side.target(options)),
-            }
+            let mut options: Vec<String> = options.iter().map(ToString::to_string).collect();
+            let kind = match side {
+                Side::Native => Kind::Native,
+                Side::Mount => Kind::Uvfs { options },
+                Side::MountDev => {
+                    options.extend(["--transport".into(), "dev".into()]);
+                    Kind::Uvfs { options }
+                }
+                Side::Run => Kind::Run,
+                Side::Client => {
+                    targets.extend_from_slice(clients);
+                    continue;
+                }
+            };
+            let name = words(&side).0;
+            targets.push(Target { name, kind });
         }
         self.peers.add_to(&mut targets)?;
         Ok(targets)

@@ -30,6 +30,15 @@ impl Summary {
             max: values[values.len() - 1],
         })
     }
+
+    /// The same in another unit.
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            median: self.median * factor,
+            min: self.min * factor,
+            max: self.max * factor,
+        }
+    }
 }
 
 /// How often which value came. Values are kept within 3%.
@@ -74,16 +83,6 @@ impl Histogram {
             seen >= wanted
         });
         reached.map(Self::value)
-    }
-
-    /// In quarters of powers of two: where each that was met begins, and how many values are in it.
-    pub fn quarters(&self) -> Vec<(u64, u64)> {
-        const IN_ONE: usize = 1 << (Histogram::BITS - 2);
-        let quarters = self.counts.chunks(IN_ONE).enumerate();
-        quarters
-            .map(|(index, counts)| (Self::value(index * IN_ONE), counts.iter().sum()))
-            .filter(|(_, count)| *count > 0)
-            .collect()
     }
 
     fn index(value: u64) -> usize {
@@ -170,18 +169,6 @@ mod tests {
         assert_eq!(a.count(), 100);
         let quantiles = [0.0, 0.5, 0.51, 0.99, 1.0].map(|part| a.quantile(part).unwrap());
         assert_eq!(quantiles, [10, 10, 20, 20, 30]);
-    }
-
-    /// The histogram in a report counts each latency in its bar.
-    #[test]
-    fn quarters_of_powers_of_two_hold_all_values() {
-        assert_eq!(Histogram::default().quarters(), []);
-        let mut histogram = Histogram::default();
-        for value in [1024, 1279, 1280, 2047, 2048, 5000] {
-            histogram.add(value);
-        }
-        let quarters = [(1024, 2), (1280, 1), (1792, 1), (2048, 1), (4096, 1)];
-        assert_eq!(histogram.quarters(), quarters);
     }
 
     /// A run of one round has a median, a minimum and a maximum.

@@ -140,19 +140,9 @@ impl Workspace {
 
     /// Whether something is still mounted below. Asks no file server.
     fn is_mounted(&self) -> bool {
-        // Field 5 of a line of mountinfo, see proc_pid_mountinfo(5); white space is escaped there
-        // and the directory's own name has none.
-        let Some(name) = self.root.file_name().and_then(|n| n.to_str()) else {
-            return true;
-        };
-        let part = format!("/{name}/");
-        match fs::read_to_string("/proc/self/mountinfo") {
-            Ok(table) => table
-                .lines()
-                .filter_map(|line| line.split(' ').nth(4))
-                .any(|point| point.contains(&part)),
-            Err(_) => true,
-        }
+        uvfs_sys::mountinfo::table().map_or(true, |table| {
+            table.iter().any(|line| line.at.starts_with(&self.root))
+        })
     }
 }
 

@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-const BENCHMARKS: [&str; 10] = [
+const BENCHMARKS: [&str; 9] = [
     "all",
     "compare",
     "report",
@@ -21,7 +21,6 @@ const BENCHMARKS: [&str; 10] = [
     "check",
     "writeback",
     "direct",
-    "uncached",
     "programs",
     "load",
 ];

@@ -15,7 +15,7 @@ use super::super::aio;
 use super::super::files::{BLOCK, Page};
 use super::super::measure::{Measured, for_a_while};
 
-/// Bytes of the largest call that is waited for.
+/// Bytes of a call that is waited for.
 pub const CALL: usize = 2 << 20;
 
 /// Bytes that the store takes at once, and of a call of many.
@@ -28,9 +28,9 @@ const DEPTH: usize = CALL / PIECE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Calls {
-    /// One after another, each of so many pieces, which divide those of [`CALL`].
-    One(usize),
-    /// Many of one piece at a time.
+    /// One after another, each of [`CALL`] bytes.
+    One,
+    /// Many of [`PIECE`] bytes at a time.
     Many,
 }
 
@@ -83,7 +83,7 @@ impl DirectJob {
                     .open(path)?;
                 match self.calls {
                     Calls::Many => self.queue(file)?,
-                    Calls::One(pieces) => self.calls(pieces, &mut |buffer, at| {
+                    Calls::One => self.calls(&mut |buffer, at| {
                         match self.write {
                             true => file.write_at(buffer, at),
                             false => file.read_at(buffer, at),
@@ -104,14 +104,10 @@ impl DirectJob {
                 let options = OpenOptions::new().read(true).write(self.write);
                 let file = client.open(file, options)?;
                 fault.latency_us.store(*latency_us, Ordering::Relaxed);
-                let pieces = match self.calls {
-                    Calls::One(pieces) => pieces,
-                    Calls::Many => DEPTH,
-                };
-                let size = if *one_at_a_time { 1 } else { pieces } * PIECE;
+                let size = if *one_at_a_time { PIECE } else { CALL };
                 match self.calls == Calls::Many && !one_at_a_time {
                     true => self.submitted(&file)?,
-                    false => self.calls(pieces, &mut |buffer, at| {
+                    false => self.calls(&mut |buffer, at| {
                         let mut parts = (at..).step_by(size).zip(buffer.chunks_mut(size));
                         parts.try_for_each(|(at, part)| {
                             match self.write {
@@ -130,18 +126,16 @@ impl DirectJob {
         })
     }
 
-    /// Calls of so many pieces, one after another.
+    /// Calls one after another.
     fn calls(
         &self,
-        pieces: usize,
         call: &mut dyn FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> io::Result<Measured> {
-        let size = pieces * PIECE;
-        let mut pages = vec![Page::default(); size / BLOCK];
+        let mut pages = vec![Page::default(); CALL / BLOCK];
         let buffer = Page::bytes_mut(&mut pages);
         let mut next = 0;
         for_a_while(self.seconds, || {
-            let at = self.advance(&mut next, size);
+            let at = self.advance(&mut next, CALL);
             if self.write {
                 stamp(buffer, at);
             }
@@ -149,7 +143,7 @@ impl DirectJob {
             if !self.write {
                 check(buffer, at)?;
             }
-            Ok(size as u64)
+            Ok(CALL as u64)
         })
     }
 
@@ -276,7 +270,7 @@ mod tests {
         stamp(&mut data, 0);
         std::fs::write(&path, &data).unwrap();
         for way in ways(dir.path()) {
-            let calls = [Calls::One(1), Calls::One(16), Calls::Many];
+            let calls = [Calls::One, Calls::Many];
             for (write, calls) in [false, true].iter().flat_map(|w| calls.map(|c| (*w, c))) {
                 let job = DirectJob {
                     way: way.clone(),
@@ -301,7 +295,7 @@ mod tests {
         }
         std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
         for way in ways(dir.path()) {
-            for calls in [Calls::One(16), Calls::Many] {
+            for calls in [Calls::One, Calls::Many] {
                 let job = DirectJob {
                     way: way.clone(),
                     write: false,

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use serde_json::json;
 use uvfs_cli::{Context, Result};
 
-use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit, WorkInfo};
-use super::runner::{Sample, interleave, measure};
+use super::common::{Common, Place};
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Target, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
@@ -26,9 +26,7 @@ Examples:
     --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
 Reads and writes past the page cache of a file that is there: calls of 2 MiB, each waited for, as dd
-makes them; and calls of 128 KiB, 16 at a time, as programs make them with libaio. To show what cutting a
-call into pieces costs, reads of 1, 2, 4 and 8 pieces of 128 KiB, too. Below is a
-store that takes 128 KiB at once and that much longer for each piece. Without latency it is the
+makes them; and calls of 128 KiB, 16 at a time, as programs make them with libaio. Below is a store that takes 128 KiB at once and that much longer for each piece. Without latency it is the
 source directory, with it a FUSE file system of this benchmark's own, over the same file.
   native                the host's file, on the store itself
   mount                 `uvfs mount` over the store, with its default options
@@ -59,6 +57,8 @@ pub struct Args {
     #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -71,36 +71,26 @@ struct DirectPoint {
 }
 
 impl DirectPoint {
-    /// The works, by whether they write. The largest calls are `one`.
-    const WORKS: [(bool, Calls); 8] = [
-        (false, Calls::One(CALL / PIECE)),
+    /// The works, by whether they write.
+    const WORKS: [(bool, Calls); 4] = [
+        (false, Calls::One),
         (false, Calls::Many),
-        (true, Calls::One(CALL / PIECE)),
+        (true, Calls::One),
         (true, Calls::Many),
-        (false, Calls::One(1)),
-        (false, Calls::One(2)),
-        (false, Calls::One(4)),
-        (false, Calls::One(8)),
     ];
 
-    fn describe(&self) -> WorkInfo {
+    fn describe(&self) -> Work {
         let verb = if self.write { "write" } else { "read" };
         let (how, calls) = match self.calls {
-            Calls::Many => ("many".into(), "128 KiB, 16 at a time".into()),
-            Calls::One(pieces) if pieces * PIECE == CALL => {
-                ("one".into(), "2 MiB, one at a time".into())
-            }
-            Calls::One(pieces) => (
-                format!("{pieces}-pieces"),
-                format!("{} KiB, one at a time", pieces * (PIECE >> 10)),
-            ),
+            Calls::Many => ("many", "128 KiB, 16 at a time"),
+            Calls::One => ("one", "2 MiB, one at a time"),
         };
         let us = self.latency_us;
-        WorkInfo {
-            name: format!("{verb}-{how}-{us}us"),
-            title: format!("direct {verb}s of {calls}, {us} µs more for each 128 KiB"),
-            unit: Unit::MiB,
-        }
+        Work::new(
+            format!("{verb}-{how}-{us}us"),
+            format!("direct {verb}s of {calls}, {us} µs more for each 128 KiB"),
+            Unit::MiB,
+        )
     }
 }
 
@@ -115,16 +105,21 @@ struct DirectBench<'w> {
 
 impl DirectBench<'_> {
     /// Measures every point on one side.
-    fn round(&self, target: &Target) -> Result<Vec<Sample>> {
+    fn round(&self, target: &Target, say: Say<'_>) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for points in self.points.chunk_by(|a, b| a.latency_us == b.latency_us) {
-            samples.extend(self.over_store(target, points)?);
+            samples.extend(self.over_store(target, points, say)?);
         }
         Ok(samples)
     }
 
     /// Measures all points of one latency.
-    fn over_store(&self, target: &Target, points: &[DirectPoint]) -> Result<Vec<Sample>> {
+    fn over_store(
+        &self,
+        target: &Target,
+        points: &[DirectPoint],
+        say: Say<'_>,
+    ) -> Result<Vec<Sample>> {
         let (workspace, latency_us) = (self.workspace, points[0].latency_us);
         let client = matches!(target.kind, Kind::Client { .. });
         // Dropped after the server over it.
@@ -159,6 +154,8 @@ impl DirectBench<'_> {
         };
         let one = |point: &DirectPoint| -> Result<Sample> {
             interrupt::check()?;
+            let name = point.describe().name;
+            say(&name);
             let job = client::Job::Direct(DirectJob {
                 way: way.clone(),
                 write: point.write,
@@ -168,8 +165,7 @@ impl DirectBench<'_> {
             });
             let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
             if point.write {
-                self.check()
-                    .context(|| format!("after {}", point.describe().name))?;
+                self.check().context(|| format!("after {name}"))?;
             }
             Ok(sample)
         };
@@ -208,25 +204,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
             calls,
         }));
     }
-    let workspace = common.workspace(2 * bytes)?;
+    let workspace = args.place.workspace(2 * bytes)?;
     workspace.fill(DATA, bytes)?;
-    let works: Vec<WorkInfo> = points.iter().map(DirectPoint::describe).collect();
+    let works = points.iter().map(DirectPoint::describe).collect();
     let bench = DirectBench {
         workspace: &workspace,
         points,
         bytes,
         seconds,
     };
-    let outcomes = interleave(common.rounds(), &targets, works.len(), |_, target, _| {
-        bench.round(target)
-    })?;
-    drop(workspace);
-    let settings = common.settings(json!({
-        "seconds": seconds,
-        "bytes": bytes,
-        "call": CALL,
-        "piece": PIECE,
-    }));
-    let report = Report::new("direct", settings, targets, works, &outcomes);
-    common.finish(&report)
+    let settings = json!({"seconds": seconds, "bytes": bytes, "call": CALL, "piece": PIECE});
+    let round = |_, target: &Target, say: Say<'_>| bench.round(target, say);
+    common.measure("direct", &targets, works, settings, round)
 }

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::super::files::{BLOCK, Page, check_block, file_name, open_direct};
 use super::super::measure::{Measured, Watch};
-use super::super::random::Random;
 use super::super::stats::Histogram;
 
 /// The work of a process, by calls of the C library: `uvfs run` sees no others.
@@ -70,7 +69,7 @@ impl LoadJob {
 
     /// One operation, to be called again and again.
     fn prepare(&self) -> io::Result<Box<dyn FnMut() -> io::Result<()> + '_>> {
-        let mut random = Random(self.seed);
+        let mut random = fastrand::Rng::with_seed(self.seed);
         let mut page = Box::new(Page::default());
         Ok(match self.work {
             LoadWork::Direct | LoadWork::Buffered => {
@@ -82,7 +81,7 @@ impl LoadJob {
                     (file, bytes / BLOCK as u64)
                 };
                 Box::new(move || {
-                    let number = random.below(blocks);
+                    let number = random.u64(..blocks);
                     let n = file.read_at(&mut page.0, number * BLOCK as u64)?;
                     check_block(number, &page.0[..n])
                 })
@@ -95,14 +94,14 @@ impl LoadJob {
                 })
             }
             LoadWork::Stat => Box::new(move || {
-                let path = self.path.join(file_name(random.below(self.files)));
+                let path = self.path.join(file_name(random.u64(..self.files)));
                 match fs::metadata(path)?.len() {
                     len if len == BLOCK as u64 => Ok(()),
                     _ => Err(io::Error::other("a file has another size")),
                 }
             }),
             LoadWork::Open => Box::new(move || {
-                let number = random.below(self.files);
+                let number = random.u64(..self.files);
                 let mut file = File::open(self.path.join(file_name(number)))?;
                 let n = file.read(&mut page.0)?;
                 check_block(number, &page.0[..n])

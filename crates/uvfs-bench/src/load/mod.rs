@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use indicatif::ProgressBar;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::json;
@@ -16,11 +15,11 @@ use uvfs_cli::{Context, Error, Result};
 
 use super::child::{Process, Waited, own_path, wait_any};
 use super::client;
-use super::common::Common;
+use super::common::{Common, Place, words};
 use super::interrupt;
 use super::measure::Measured;
-use super::report::{self, JSON_HELP, Report, Unit};
-use super::runner::{Sample, interleave};
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say};
 use super::server::{Running, Target};
 use super::sides::{Side, Sides};
 use super::stats::{Histogram, Latency};
@@ -114,6 +113,8 @@ pub struct Args {
     #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -127,17 +128,14 @@ struct LoadPoint {
 
 impl LoadPoint {
     /// A point as the report shows it.
-    fn describe(&self) -> report::WorkInfo {
-        let value = self.work.to_possible_value();
-        let name = value.as_ref().map_or("", |value| value.get_name());
-        let title = value.as_ref().and_then(|value| value.get_help());
-        let title = title.map(|help| help.to_string()).unwrap_or_default();
+    fn describe(&self) -> Work {
+        let (name, title) = words(&self.work);
         let (processes, neighbours) = (self.processes, self.neighbours);
-        report::WorkInfo {
-            name: format!("{name}-{processes}p-{neighbours}n"),
-            title: format!("{title}; processes: {processes}, busy neighbours: {neighbours}"),
-            unit: Unit::Op,
-        }
+        Work::new(
+            format!("{name}-{processes}p-{neighbours}n"),
+            format!("{title}; processes: {processes}, busy neighbours: {neighbours}"),
+            Unit::Op,
+        )
     }
 }
 
@@ -185,14 +183,14 @@ struct Load<'w> {
 
 impl Load<'_> {
     /// Measures every point on one side.
-    fn round(&self, round: usize, target: &Target, progress: &ProgressBar) -> Result<Vec<Sample>> {
+    fn round(&self, round: usize, target: &Target, say: Say<'_>) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for points in self.points.chunk_by(|a, b| a.work == b.work) {
             let running = target.start(self.workspace)?;
             for point in points {
                 interrupt::check()?;
                 let name = point.describe().name;
-                progress.set_message(format!("{} {name}", target.name));
+                say(&name);
                 let sample = self.one(point, round, &running);
                 let sample = sample.map_err(|e| running.blame(e));
                 samples.push(sample.context(|| name)?);
@@ -312,27 +310,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let most = points.iter().map(|p| p.processes).max().unwrap_or(0);
     let bytes: u64 = common.pick(8 << 20, 64 << 20);
     // The files, and the page cache of the mount over them.
-    let workspace = common.workspace(2 * (u64::from(most) * bytes + FILES * 4096))?;
+    let workspace = args
+        .place
+        .workspace(2 * (u64::from(most) * bytes + FILES * 4096))?;
     for number in 0..most {
         workspace.fill(&format!("{DATA}-{number}"), bytes)?;
         workspace.populate(&format!("{OWN}-{number}"), 0)?;
     }
     workspace.populate(SMALL, FILES)?;
-    let works: Vec<report::WorkInfo> = points.iter().map(LoadPoint::describe).collect();
+    let works = points.iter().map(LoadPoint::describe).collect();
     let load = Load {
         workspace: &workspace,
         points,
         seconds,
     };
-    let round =
-        |round, target: &Target, progress: &ProgressBar| load.round(round, target, progress);
-    let outcomes = interleave(common.rounds(), &targets, works.len(), round)?;
-    drop(workspace);
-    let settings = common.settings(json!({
-        "seconds": seconds,
-        "bytes": bytes,
-        "files": FILES,
-    }));
-    let report = Report::new("load", settings, targets, works, &outcomes);
-    common.finish(&report)
+    let settings = json!({"seconds": seconds, "bytes": bytes, "files": FILES});
+    let round = |round, target: &Target, say: Say<'_>| load.round(round, target, say);
+    common.measure("load", &targets, works, settings, round)
 }

@@ -29,7 +29,6 @@ pub struct Lines {
     pub title: String,
     /// The meaning of the named points.
     pub x: String,
-    /// A point without a name gets no label.
     pub points: Vec<String>,
     /// The unit of the values.
     pub y: String,
@@ -189,12 +188,6 @@ impl Lines {
         let gap = (right - left) / self.points.len().max(1) as f64;
         let x = |index: usize| left + (index as f64 + 0.5) * gap;
         let y = |value: f64| bottom - axis.place(value) * (bottom - top);
-        // As many names as there is room for.
-        let named = self.points.iter().enumerate();
-        let named: Vec<(usize, &String)> = named.filter(|(_, name)| !name.is_empty()).collect();
-        let every = (named.len() as f64 * 44.0 / (right - left)).ceil().max(1.0) as usize;
-        // More would hide the lines.
-        let dots = self.points.len() <= 20;
         let legend: Vec<_> = self
             .series
             .iter()
@@ -210,8 +203,8 @@ impl Lines {
                         line.grid x1=(left) x2=(right) y1=(px(y(*tick))) y2=(px(y(*tick))) {}
                         text.end x=(left - 8.0) y=(px(y(*tick) + 4.0)) { (short(*tick)) }
                     }
-                    @for (index, point) in named.iter().step_by(every) {
-                        text.middle x=(px(x(*index))) y=(bottom + 20.0) { (point) }
+                    @for (index, point) in self.points.iter().enumerate() {
+                        text.middle x=(px(x(index))) y=(bottom + 20.0) { (point) }
                     }
                     text.middle x=(px((left + right) / 2.0)) y=(HEIGHT - 6.0) { (self.x) }
                     @for series in &self.series {
@@ -221,11 +214,7 @@ impl Lines {
                             @let points: Vec<String> = places.iter()
                                 .map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
                             polyline.dashed[series.dashed] points=(points.join(" ")) {}
-                            @if dots {
-                                @for (x, y) in &places {
-                                    circle cx=(px(*x)) cy=(px(*y)) r="3.5" {}
-                                }
-                            }
+                            @for (x, y) in &places { circle cx=(px(*x)) cy=(px(*y)) r="3.5" {} }
                         }
                     }
                 }
@@ -263,14 +252,6 @@ impl Bars {
             if !legend.contains(&entry) {
                 legend.push(entry);
             }
-        }
-        // The names of single bars stand beside them.
-        if self
-            .groups
-            .iter()
-            .all(|(name, bars)| bars.iter().all(|bar| bar.name == *name))
-        {
-            legend.clear();
         }
         let mut at = top;
         let mut rows = Vec::new();

@@ -2,14 +2,10 @@
 
 mod chart;
 mod plots;
-mod seeds;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use uvfs_cli::Result;
 
-use super::data::{All, RowData, Run, WorkData};
-use super::report::digits;
-use super::stats::Summary;
+use super::report::{All, Report};
 
 /// Nothing is loaded and no script runs, whatever a name holds. Both tags close themselves, so that the
 /// page is well-formed XML too.
@@ -35,18 +31,14 @@ fn describe(bench: &str) -> (&str, &str) {
             "Buffered writes, far more than may stay dirty",
             "Writers that fill new files and make them durable. client-copying copies each page before \
              it is written back and keeps the copies in a tree; client writes the cache's pages \
-             themselves. The difference is the price of the copies.",
+             themselves. The difference is the price of the copies. The uncached targets drop pages once they \
+             are written.",
         ),
         "direct" => (
             "Direct I/O over a store that takes its time",
             "A large call that is cut into pieces either sends all pieces at once (client, mount) or waits for \
              each before it sends the next (client-one-at-a-time). The slower the store, the larger the \
              difference.",
-        ),
-        "uncached" => (
-            "What happens once the page cache is full",
-            "32 streams of buffered reads and writes through more data than the cache may hold. The uncached \
-             targets drop pages as soon as they were used.",
         ),
         "check" => (
             "Checking an XFS image",
@@ -68,9 +60,8 @@ fn describe(bench: &str) -> (&str, &str) {
 }
 
 /// The page.
-pub fn page(all: &All) -> Result<String> {
-    let runs = all.runs()?;
-    let first = runs.first();
+pub fn page(all: &All) -> String {
+    let runs = &all.runs;
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -81,7 +72,7 @@ pub fn page(all: &All) -> Result<String> {
             }
             body {
                 h1 { "uvfs benchmarks" }
-                @if let Some(run) = first {
+                @if let Some(run) = runs.first() {
                     p {
                         "uvfs " (run.uvfs)
                         @if let Some(run) = runs.iter().find(|run| !run.kernel.is_empty()) {
@@ -99,15 +90,15 @@ pub fn page(all: &All) -> Result<String> {
                 @for failure in &all.failures {
                     p.failed { strong { (failure.bench) } " was not measured: " (failure.error) }
                 }
-                nav { @for run in &runs { a href=(format!("#{}", run.bench)) { (run.bench) } } }
-                main { @for run in &runs { (section(run)) } }
+                nav { @for run in runs { a href=(format!("#{}", run.bench)) { (run.bench) } } }
+                main { @for run in runs { (section(run)) } }
             }
         }
     };
-    Ok(page.into_string())
+    page.into_string()
 }
 
-fn section(run: &Run) -> Markup {
+fn section(run: &Report) -> Markup {
     let (heading, about) = describe(&run.bench);
     let plots = plots::of(run);
     let rows: usize = run.works.iter().map(|work| work.results.len()).sum();
@@ -125,7 +116,7 @@ fn section(run: &Run) -> Markup {
                     p.quiet { (target.name) " is " code { (target.command.join(" ")) } }
                 }
             }
-            (seeds::of(run))
+            (medians(run))
             @if !plots.is_empty() { div.plots { @for plot in plots { (plot) } } }
             @if folded {
                 details { summary { "All figures (" (rows) " rows)" } (table(run)) }
@@ -137,7 +128,7 @@ fn section(run: &Run) -> Markup {
 }
 
 /// The settings that are numbers or words.
-fn settings(run: &Run) -> String {
+fn settings(run: &Report) -> String {
     let Some(settings) = run.settings.as_object() else {
         return String::new();
     };
@@ -149,82 +140,27 @@ fn settings(run: &Run) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// The text of a column for one row, if the row has that figure.
-type Cell = dyn Fn(&WorkData, &RowData) -> Option<String>;
-
-/// A column of the table.
-struct Column {
-    title: String,
-    cell: Box<Cell>,
-}
-
-impl Column {
-    fn new(
-        title: impl Into<String>,
-        cell: impl Fn(&WorkData, &RowData) -> Option<String> + 'static,
-    ) -> Self {
-        Self {
-            title: title.into(),
-            cell: Box::new(cell),
-        }
-    }
-
-    fn median(title: &str, figure: fn(&RowData) -> Option<Summary>) -> Self {
-        Self::new(title, move |_, row| Some(digits(figure(row)?.median)))
-    }
-}
-
-/// The columns that have a figure anywhere.
-fn columns(run: &Run) -> Vec<Column> {
-    let mut columns = vec![
-        Column::new("median", |work, row| {
-            let value = row.value(work.is_timed())?;
-            Some(format!("{} {}", digits(value.median), work.measure()))
-        }),
-        Column::new("min..max", |work, row| {
-            let value = row.value(work.is_timed())?;
-            Some(format!("{}..{}", digits(value.min), digits(value.max)))
-        }),
-    ];
-    let mut bases: Vec<&String> = Vec::new();
-    for row in run.works.iter().flat_map(|work| &work.results) {
-        for base in row.ratio.keys().chain(row.time_ratio.keys()) {
-            if !bases.contains(&base) {
-                bases.push(base);
+/// The medians: a line for each work, and a column for each target.
+fn medians(run: &Report) -> Markup {
+    let lines = run.medians();
+    let (heads, rows) = (&lines[0], &lines[1..]);
+    html! {
+        div.scroll {
+            table.medians {
+                thead { tr { @for cell in heads { th scope="col" { (cell) } } } }
+                tbody { @for row in rows { tr {
+                    @for (column, cell) in row.iter().enumerate() {
+                        @if column == 0 { th scope="row" { (cell) } } @else { td { (cell) } }
+                    }
+                } } }
             }
         }
     }
-    // In the targets' order.
-    bases.sort_by_key(|base| run.targets.iter().position(|t| t.name == **base));
-    for base in bases {
-        let name = base.clone();
-        columns.push(Column::new(format!("× {base}"), move |work, row| {
-            let ratio = row.compared(work.is_timed(), &name)?;
-            Some(format!("{ratio:.2}"))
-        }));
-    }
-    columns.extend([
-        Column::median("latency µs", |row| row.latency_us),
-        Column::median("99% µs", |row| row.latency_p99_us),
-        Column::median("client CPU µs", |row| row.client_cpu_us),
-        Column::median("server CPU µs", |row| row.server_cpu_us),
-        Column::median("kswapd µs", |row| row.kswapd_cpu_us),
-        Column::median("memory MiB", |row| row.memory_mib),
-        Column::median("host cache MiB", |row| row.host_cache_mib),
-    ]);
-    let used = |column: &Column| {
-        let mut rows = run
-            .works
-            .iter()
-            .flat_map(|w| w.results.iter().map(move |r| (w, r)));
-        rows.any(|(work, row)| (column.cell)(work, row).is_some())
-    };
-    columns.retain(used);
-    columns
 }
 
-fn table(run: &Run) -> Markup {
-    let columns = columns(run);
+/// All figures.
+fn table(run: &Report) -> Markup {
+    let columns = run.columns();
     html! {
         div.scroll {
             table {

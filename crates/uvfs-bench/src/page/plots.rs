@@ -2,32 +2,29 @@
 
 use maud::Markup;
 
-use super::super::data::{RowData, Run, TargetData, WorkData};
+use super::super::report::{Report, Row, Unit, Work};
 use super::chart::{Bar, Bars, Lines, Scale, Series};
 
 /// A median of a row.
-type Figure = fn(&RowData) -> Option<f64>;
-
-/// The plots of a benchmark; none of one that is better read as a table.
-pub fn of(run: &Run) -> Vec<Markup> {
-    match run.bench.as_str() {
-        "wakeup" => [histograms(run), latencies(run)].concat(),
-        "uncached" => seconds(run),
-        "direct" => [speedups(run), stores(run)].concat(),
-        "load" => loads(run),
-        "writeback" => [blocks(run), discarded(run)].concat(),
-        "programs" => relative(run),
-        "check" => times(run),
-        _ => Vec::new(),
-    }
-}
+type Figure = fn(&Row) -> Option<f64>;
 
 const RATE: Figure = |row| row.rate.map(|s| s.median);
 const MEDIAN: Figure = |row| row.latency_us.map(|s| s.median);
 const P99: Figure = |row| row.latency_p99_us.map(|s| s.median);
 
+/// The plots of a benchmark.
+pub fn of(run: &Report) -> Vec<Markup> {
+    match run.bench.as_str() {
+        "wakeup" => latencies(run),
+        "direct" => stores(run),
+        "load" => loads(run),
+        "programs" => relative(run),
+        _ => medians(run),
+    }
+}
+
 /// A line for each target over the given works.
-fn lines(run: &Run, works: &[&WorkData], figure: Figure, name: &str, dashed: bool) -> Vec<Series> {
+fn lines(run: &Report, works: &[&Work], figure: Figure, name: &str, dashed: bool) -> Vec<Series> {
     let series = run
         .targets
         .iter()
@@ -46,9 +43,9 @@ fn lines(run: &Run, works: &[&WorkData], figure: Figure, name: &str, dashed: boo
         .collect()
 }
 
-/// Works whose names begin with `prefix`, with the rest of the name.
-fn numbered<'r>(run: &'r Run, prefix: &str, suffix: &str) -> (Vec<String>, Vec<&'r WorkData>) {
-    let rest = |work: &'r WorkData| {
+/// Works whose names begin and end so, with the number between.
+fn numbered<'r>(run: &'r Report, prefix: &str, suffix: &str) -> (Vec<String>, Vec<&'r Work>) {
+    let rest = |work: &'r Work| {
         let rest = work.name.strip_prefix(prefix)?.strip_suffix(suffix)?;
         rest.parse::<u64>()
             .is_ok()
@@ -57,162 +54,109 @@ fn numbered<'r>(run: &'r Run, prefix: &str, suffix: &str) -> (Vec<String>, Vec<&
     run.works.iter().filter_map(rest).unzip()
 }
 
-/// How the operations of a work are spread over latencies: a plot for each transport of uvfs, with a line for
-/// each wait policy, native and the peers.
-fn histograms(run: &Run) -> Vec<Markup> {
-    let mut plots = Vec::new();
-    // A small request that the kernel passes on, and several that change something.
-    let works = run.works.iter();
-    for work in works.filter(|work| ["read-1", "create"].contains(&work.name.as_str())) {
-        for (transport, name) in [("dev-", "/dev/fuse"), ("uring-", "io_uring")] {
-            let ours = |target: &&TargetData| target.name.starts_with(transport);
-            let shown = |target: &&TargetData| {
-                let row = work.row(&target.name);
-                (ours(target) || target.kind != "uvfs")
-                    && row.is_some_and(|row| !row.latency_histogram.is_empty())
-            };
-            if run.targets.iter().filter(shown).any(|target| ours(&target)) {
-                plots.push(histogram(run, work, name, shown));
-            }
-        }
-    }
-    plots
-}
-
-fn histogram(
-    run: &Run,
-    work: &WorkData,
-    transport: &str,
-    shown: impl Fn(&&TargetData) -> bool,
-) -> Markup {
-    let targets = run.targets.iter().enumerate();
-    let targets: Vec<(usize, &TargetData)> = targets.filter(|(_, target)| shown(target)).collect();
-    let counts = |target: &TargetData| {
-        let row = work.row(&target.name);
-        row.map_or(&[][..], |row| &row.latency_histogram)
-    };
-    // A thousandth of the operations of each target at either end is left out, as there is no end to outliers.
-    let (mut first, mut last) = (f64::INFINITY, 0.0_f64);
-    for (_, target) in &targets {
-        let counts = counts(target);
-        let most = counts.iter().map(|(_, n)| *n).sum::<u64>() / 1000;
-        let end = |counts: &mut dyn Iterator<Item = &(f64, u64)>| {
-            let mut seen = 0;
-            let mut at = counts.skip_while(|(_, n)| {
-                seen += n;
-                seen <= most
-            });
-            at.next().map(|(at, _)| *at)
-        };
-        first = first.min(end(&mut counts.iter()).unwrap_or(first));
-        last = last.max(end(&mut counts.iter().rev()).unwrap_or(last));
-    }
-    let mut points = Vec::new();
-    let mut power = first.log2().floor().exp2();
-    while power <= last {
-        points.extend([1.0, 1.25, 1.5, 1.75].map(|part| part * power));
-        power *= 2.0;
-    }
-    points.retain(|at| (first * 0.99..=last * 1.01).contains(at));
-    let share = |target: &TargetData| {
-        let counts = counts(target);
-        let all = counts.iter().map(|(_, n)| *n).sum::<u64>().max(1);
-        let part = |at: &f64| {
-            let in_it = counts
-                .iter()
-                .filter(|(from, _)| (from / at - 1.0).abs() < 0.05);
-            Some(in_it.map(|(_, n)| *n).sum::<u64>() as f64 * 100.0 / all as f64)
-        };
-        points.iter().map(part).collect()
-    };
-    let label = |at: &f64| match at.log2().fract().abs() < 1e-9 {
-        true => format!("{at}"),
-        false => String::new(),
-    };
-    Lines {
-        title: format!("Latency of {} over {transport}, by wait policy", work.name),
-        x: "µs, logarithmic".into(),
-        points: points.iter().map(label).collect(),
-        y: "% of the operations".into(),
-        scale: Scale::Linear,
-        series: targets
-            .iter()
-            .map(|(color, target)| Series {
-                name: target.name.clone(),
-                color: *color,
-                dashed: target.kind != "uvfs",
-                values: share(target),
-            })
-            .collect(),
-    }
-    .draw()
-}
-
-/// Median and 99th percentile of each target where an operation was timed.
-fn latencies(run: &Run) -> Vec<Markup> {
-    let timed = |work: &&WorkData| work.results.iter().any(|row| MEDIAN(row).is_some());
-    let bars = |work: &WorkData| Bars {
-        title: format!(
-            "Latency of {}: median (bar) and 99th percentile (dot)",
-            work.name
-        ),
-        x: "µs, logarithmic; shorter is better".into(),
-        scale: Scale::Log,
-        groups: each(run, work, MEDIAN, P99, |median, p99| match p99 {
-            Some(p99) => format!("{median:.1} .. {p99:.1}"),
-            None => format!("{median:.1}"),
-        }),
-    };
-    run.works
-        .iter()
-        .filter(timed)
-        .map(|work| bars(work).draw())
-        .collect()
-}
-
-/// A bar for each target.
-fn each(
-    run: &Run,
-    work: &WorkData,
-    value: Figure,
-    mark: Figure,
-    label: fn(f64, Option<f64>) -> String,
-) -> Vec<(String, Vec<Bar>)> {
+/// Bars of a work, one for each target that has a figure.
+fn bars(
+    run: &Report,
+    work: &Work,
+    bar: impl Fn(&Row) -> Option<(f64, Option<f64>, String)>,
+) -> Vec<Bar> {
     let bar = |(color, name): (usize, &String)| {
-        let row = work.row(name)?;
-        let (value, mark) = (value(row)?, mark(row));
-        let bar = Bar {
+        let (value, mark, label) = bar(work.row(name)?)?;
+        Some(Bar {
             name: name.clone(),
             color,
             value,
             mark,
-            label: label(value, mark),
-        };
-        Some((name.clone(), vec![bar]))
+            label,
+        })
     };
     let names = run.targets.iter().map(|target| &target.name);
     names.enumerate().filter_map(bar).collect()
 }
 
-fn seconds(run: &Run) -> Vec<Markup> {
-    let draw = |verb: &str| {
-        let (points, works) = numbered(run, &format!("{verb}-second-"), "");
-        (!points.is_empty()).then(|| {
-            Lines {
-                title: format!("32 streams of {verb}s, second by second"),
-                x: "second".into(),
-                points,
-                y: "MiB/s".into(),
-                scale: Scale::Linear,
-                series: lines(run, &works, RATE, "", false),
-            }
-            .draw()
-        })
+/// Median and 99th percentile of each target where an operation was timed.
+fn latencies(run: &Report) -> Vec<Markup> {
+    let group = |work: &Work| {
+        let bar = |row: &Row| {
+            let (median, p99) = (MEDIAN(row)?, P99(row)?);
+            Some((median, Some(p99), format!("{median:.1} .. {p99:.1}")))
+        };
+        (work.name.clone(), bars(run, work, bar))
     };
-    ["write", "read"].into_iter().filter_map(draw).collect()
+    grouped(
+        "Latency: median (bar) and 99th percentile (dot)",
+        "µs, logarithmic; shorter is better",
+        Scale::Log,
+        run.works.iter().map(group),
+    )
 }
 
-fn stores(run: &Run) -> Vec<Markup> {
+/// The figures of each work.
+fn medians(run: &Report) -> Vec<Markup> {
+    let group = |work: &Work| {
+        let bar = |row: &Row| {
+            let value = row.value(work.unit)?.median;
+            Some((value, None, format!("{value:.0}")))
+        };
+        (work.name.clone(), bars(run, work, bar))
+    };
+    let better = match run.works.first() {
+        Some(work) if work.unit == Unit::Run => "ms; shorter is better".into(),
+        Some(work) => format!("{}; longer is better", work.measure()),
+        None => String::new(),
+    };
+    grouped(
+        "Medians",
+        &better,
+        Scale::Linear,
+        run.works.iter().map(group),
+    )
+}
+
+/// How much longer each program takes than on native.
+fn relative(run: &Report) -> Vec<Markup> {
+    let native = run.targets.iter().find(|target| target.kind == "native");
+    let Some(native) = native.map(|target| target.name.as_str()) else {
+        return Vec::new();
+    };
+    let group = |work: &Work| {
+        let bar = |row: &Row| {
+            let value = row.compared(work.unit, native)?;
+            Some((value, None, format!("{value:.2}")))
+        };
+        (work.name.clone(), bars(run, work, bar))
+    };
+    grouped(
+        &format!("Time of each program, as a multiple of that on {native}"),
+        "times as long, logarithmic; to the left is better",
+        Scale::Log,
+        run.works.iter().map(group),
+    )
+}
+
+/// One plot of groups of bars, unless there are none.
+fn grouped(
+    title: &str,
+    x: &str,
+    scale: Scale,
+    groups: impl Iterator<Item = (String, Vec<Bar>)>,
+) -> Vec<Markup> {
+    let groups: Vec<_> = groups.filter(|(_, bars)| !bars.is_empty()).collect();
+    let plot = (!groups.is_empty()).then(|| {
+        let (title, x) = (title.into(), x.into());
+        Bars {
+            title,
+            x,
+            scale,
+            groups,
+        }
+        .draw()
+    });
+    plot.into_iter().collect()
+}
+
+/// Bandwidth by what the store takes, for each kind of call.
+fn stores(run: &Report) -> Vec<Markup> {
     let shapes = [
         ("read-one-", "Reads of 2 MiB, one at a time"),
         ("write-one-", "Writes of 2 MiB, one at a time"),
@@ -236,54 +180,8 @@ fn stores(run: &Run) -> Vec<Markup> {
     shapes.into_iter().filter_map(draw).collect()
 }
 
-/// The gain of sending all pieces of a call at once, by their number: a line for each store.
-fn speedups(run: &Run) -> Vec<Markup> {
-    const SIZES: [u64; 5] = [1, 2, 4, 8, 16];
-    let (points, _) = numbered(run, "read-one-", "us");
-    let ratio = |target: &str, base: &str, delay: &str, pieces: u64| {
-        let name = match pieces {
-            16 => format!("read-one-{delay}us"),
-            _ => format!("read-{pieces}-pieces-{delay}us"),
-        };
-        let work = run.works.iter().find(|work| work.name == name)?;
-        Some(RATE(work.row(target)?)? / RATE(work.row(base)?)?)
-    };
-    let lines = |target: &str, base: &str| -> Vec<Series> {
-        let line = |(color, delay): (usize, &String)| Series {
-            name: format!("{delay} µs"),
-            color,
-            dashed: false,
-            values: SIZES
-                .iter()
-                .map(|pieces| ratio(target, base, delay, *pieces))
-                .collect(),
-        };
-        let lines = points.iter().enumerate().map(line);
-        lines
-            .filter(|line| line.values.iter().flatten().count() > 1)
-            .collect()
-    };
-    let plot = |(target, base): (&str, &str)| {
-        let series = lines(target, base);
-        (!series.is_empty()).then(|| {
-            Lines {
-                title: format!("Reads by {target}, as a multiple of {base}"),
-                x: "pieces of 128 KiB in a call; colours: what the store takes for each".into(),
-                points: SIZES.map(|pieces| pieces.to_string()).into(),
-                y: "times as fast, logarithmic".into(),
-                scale: Scale::Log,
-                series,
-            }
-            .draw()
-        })
-    };
-    let base = "client-one-at-a-time";
-    let targets = ["client", "mount"].into_iter();
-    targets.filter_map(|target| plot((target, base))).collect()
-}
-
 /// Rate and latency by number of processes, for each work and number of neighbours.
-fn loads(run: &Run) -> Vec<Markup> {
+fn loads(run: &Report) -> Vec<Markup> {
     let mut shapes: Vec<(&str, &str)> = Vec::new();
     for work in &run.works {
         // WORK-PROCESSESp-NEIGHBOURSn
@@ -316,94 +214,4 @@ fn loads(run: &Run) -> Vec<Markup> {
         plots.push(plot("latency", "µs, logarithmic", Scale::Log, latency).draw());
     }
     plots
-}
-
-/// Bandwidth by block size.
-fn blocks(run: &Run) -> Vec<Markup> {
-    let sized = |work: &'_ WorkData| {
-        let (number, unit) = work.name.strip_prefix("write-")?.split_at_checked(1)?;
-        match unit {
-            "k" => Some(format!("{number} KiB")),
-            "m" => Some(format!("{number} MiB")),
-            _ => None,
-        }
-    };
-    let all = run
-        .works
-        .iter()
-        .filter_map(|work| Some((sized(work)?, work)));
-    let (points, works): (Vec<String>, Vec<&WorkData>) = all.unzip();
-    if works.is_empty() {
-        return Vec::new();
-    }
-    let plot = Lines {
-        title: "Bandwidth of two writers by block size".into(),
-        x: "bytes of a write".into(),
-        points,
-        y: "MiB/s".into(),
-        scale: Scale::Linear,
-        series: lines(run, &works, RATE, "", false),
-    };
-    vec![plot.draw()]
-}
-
-/// Writers whose data is thrown away.
-fn discarded(run: &Run) -> Vec<Markup> {
-    let bars = |work: &WorkData| Bars {
-        title: work.title.clone(),
-        x: "MiB/s; longer is better".into(),
-        scale: Scale::Linear,
-        groups: each(run, work, RATE, |_| None, |rate, _| format!("{rate:.0}")),
-    };
-    let works = run.works.iter().filter(|w| w.name.starts_with("discard"));
-    works.map(|work| bars(work).draw()).collect()
-}
-
-/// How much longer each program takes than on native.
-fn relative(run: &Run) -> Vec<Markup> {
-    let native = run.targets.iter().find(|target| target.kind == "native");
-    let Some(native) = native.map(|target| target.name.as_str()) else {
-        return Vec::new();
-    };
-    let group = |work: &WorkData| {
-        let bar = |(color, target): (usize, &String)| {
-            let value = work.row(target)?.compared(true, native)?;
-            Some(Bar {
-                name: target.clone(),
-                color,
-                value,
-                mark: None,
-                label: format!("{value:.2}"),
-            })
-        };
-        let names = run.targets.iter().map(|target| &target.name).enumerate();
-        (work.name.clone(), names.filter_map(bar).collect())
-    };
-    let groups: Vec<(String, Vec<Bar>)> = run.works.iter().map(group).collect();
-    if groups.iter().all(|(_, bars)| bars.is_empty()) {
-        return Vec::new();
-    }
-    let bars = Bars {
-        title: format!("Time of each program, as a multiple of that on {native}"),
-        x: "times as long, logarithmic; to the left is better".into(),
-        scale: Scale::Log,
-        groups,
-    };
-    vec![bars.draw()]
-}
-
-fn times(run: &Run) -> Vec<Markup> {
-    let bars = |work: &WorkData| Bars {
-        title: format!("Check {}", work.title),
-        x: "seconds; shorter is better".into(),
-        scale: Scale::Linear,
-        groups: each(
-            run,
-            work,
-            |row| row.run_seconds.map(|s| s.median),
-            |_| None,
-            |seconds, _| format!("{seconds:.3}"),
-        ),
-    };
-    run.works.iter().map(|work| bars(work).draw()).collect()
 }

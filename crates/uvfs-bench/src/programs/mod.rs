@@ -13,21 +13,21 @@ use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
-use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::child::ended_cpu_seconds;
-use super::common::Common;
+use super::common::{Common, Place};
 use super::interrupt;
 use super::measure::Measured;
-use super::report::{JSON_HELP, Report, Unit, WorkInfo};
-use super::runner::{Sample, interleave};
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say};
 use super::server::{Running, Target};
 use super::sides::{Side, Sides};
 use super::workspace::Workspace;
 use digest::Digest;
 use process::{OUTPUT, TMP, run};
 use suite::Program;
+pub use suite::is_installed;
 use tree::Size;
 use uvfs_cli::{Context, Error, Result};
 
@@ -82,6 +82,8 @@ pub struct Args {
     #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -119,12 +121,12 @@ struct Suite<'w> {
 
 impl Suite<'_> {
     /// Runs every program on one side; a sample for each run, and their sum.
-    fn round(&mut self, target: &Target, progress: &ProgressBar) -> Result<Vec<Sample>> {
+    fn round(&mut self, target: &Target, say: Say<'_>) -> Result<Vec<Sample>> {
         tree::copy(self.workspace, WORK)?;
         let mut samples = Vec::new();
         for program in self.programs.clone() {
             interrupt::check()?;
-            progress.set_message(format!("{} {}", target.name, program.name));
+            say(program.name);
             // Writeback of earlier programs' data must not run during this one.
             sync(&self.workspace.source())?;
             let running = target.start(self.workspace)?;
@@ -233,19 +235,13 @@ fn total(samples: &[Sample]) -> Sample {
 }
 
 /// The programs' runs and their sum as the report shows them.
-fn works(programs: &[&Program]) -> Vec<WorkInfo> {
-    let work = |name: String, title: &str| WorkInfo {
-        name,
-        title: title.into(),
-        unit: Unit::Run,
-    };
-    let mut works = Vec::new();
-    for program in programs {
+fn works(programs: &[&Program]) -> Vec<Work> {
+    let runs = programs.iter().flat_map(|program| {
         let runs = program.runs().into_iter();
-        works.extend(runs.map(|name| work(name, program.title)));
-    }
-    works.push(work("total".into(), "all of them, each once"));
-    works
+        runs.map(|name| Work::new(name, program.title, Unit::Run))
+    });
+    let total = Work::new("total", "all of them, each once", Unit::Run);
+    runs.chain([total]).collect()
 }
 
 /// Runs the benchmark and prints what it found.
@@ -253,13 +249,13 @@ pub fn bench(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let targets = args.sides.targets(&Side::PROGRAMS, &[], &[])?;
     let (programs, missing) = programs(&args.only)?;
-    if !suite::is_installed("git") {
+    if !is_installed("git") {
         return Err(Error::new("git is not installed: it makes the tree"));
     }
     let size = common.pick(Size::QUICK, Size::FULL);
     let works = works(&programs);
     // The copies, and the page cache of the mount over them.
-    let workspace = common.workspace(2 * size.bytes())?;
+    let workspace = args.place.workspace(2 * size.bytes())?;
     fs::create_dir(workspace.beside(TMP)).context(|| "creating a directory".into())?;
     tree::generate(&workspace, &size)?;
     let mut suite = Suite {
@@ -267,14 +263,7 @@ pub fn bench(args: Args) -> Result<ExitCode> {
         programs,
         expected: BTreeMap::new(),
     };
-    let round = |_, target: &Target, progress: &ProgressBar| suite.round(target, progress);
-    let outcomes = interleave(common.rounds(), &targets, works.len(), round)?;
-    drop(workspace);
-    let settings = common.settings(json!({
-        "files": size.files,
-        "commits": size.commits + 1,
-        "missing": missing,
-    }));
-    let report = Report::new("programs", settings, targets, works, &outcomes);
-    common.finish(&report)
+    let settings = json!({"files": size.files, "commits": size.commits + 1, "missing": missing});
+    let round = |_, target: &Target, say: Say<'_>| suite.round(target, say);
+    common.measure("programs", &targets, works, settings, round)
 }

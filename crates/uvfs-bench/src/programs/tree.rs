@@ -7,9 +7,9 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use fastrand::Rng;
 use uvfs_cli::{Context, Result};
 
-use super::super::random::Random;
 use super::super::workspace::Workspace;
 use super::process::run;
 use super::suite;
@@ -127,20 +127,20 @@ fn prepare(workspace: &Workspace, words: &[&str]) -> Result<()> {
 
 /// Text like a program's, the same each time.
 struct Text {
-    random: Random,
+    random: Rng,
     words: Vec<String>,
 }
 
 impl Text {
     fn new() -> Self {
-        let mut random = Random(1);
+        let mut random = Rng::with_seed(1);
         let syllables = [
             "ba", "ko", "ri", "tel", "num", "str", "ad", "ix", "po", "ver",
         ];
         let mut word = || {
-            let parts = 1 + random.below(3);
+            let parts = 1 + random.u64(..3);
             (0..=parts).fold(String::new(), |word, _| {
-                word + syllables[random.below(10) as usize]
+                word + syllables[random.u64(..10) as usize]
             })
         };
         let words = (0..1000).map(|_| word()).collect();
@@ -148,7 +148,7 @@ impl Text {
     }
 
     fn word(&mut self) -> &str {
-        let index = self.random.below(self.words.len() as u64) as usize;
+        let index = self.random.u64(..self.words.len() as u64) as usize;
         &self.words[index]
     }
 
@@ -160,9 +160,9 @@ impl Text {
         text.push('(');
         text.push_str(self.word());
         text.push_str(", ");
-        let rare = self.random.below(4000) == 0;
+        let rare = self.random.u64(..4000) == 0;
         text.push_str(if rare { "needle" } else { self.word() });
-        let number = self.random.below(100_000);
+        let number = self.random.u64(..100_000);
         // Writing to a string does not fail.
         let _ = writeln!(text, ", {number});");
     }
@@ -178,9 +178,9 @@ impl Text {
 
     /// The contents of a file of a source tree.
     fn file(&mut self) -> String {
-        let part = self.random.below(19) as usize;
+        let part = self.random.u64(..19) as usize;
         let (from, to) = (SIZES[part], SIZES[part + 1]);
-        let bytes = from + self.random.below(to - from);
+        let bytes = from + self.random.u64(..to - from);
         self.bytes(bytes)
     }
 }
@@ -192,7 +192,7 @@ fn history(size: &Size, text: &mut Text) -> Vec<u8> {
     for number in 0..size.files {
         let dir = number % (size.dirs * (1 + SUBDIRS));
         let (top, sub) = (dir % size.dirs, dir / size.dirs);
-        let ending = ENDINGS[text.random.below(8) as usize];
+        let ending = ENDINGS[text.random.u64(..8) as usize];
         let name = format!("{}{number}.{ending}", text.word());
         let path = match sub {
             0 => format!("part{top:02}/{name}"),
@@ -204,8 +204,7 @@ fn history(size: &Size, text: &mut Text) -> Vec<u8> {
     let all: Vec<usize> = (0..files.len()).collect();
     commit(&mut stream, 0, &files, &all);
     for number in 1..=size.commits {
-        let changed = text.random.shuffled(size.files).into_iter().take(15);
-        let changed: Vec<usize> = changed.map(|index| index as usize).collect();
+        let changed = text.random.choose_multiple(0..files.len(), 15);
         for &index in &changed {
             text.line(&mut files[index].1);
         }
@@ -242,7 +241,7 @@ fn c_files(dir: &Path, units: u64, text: &mut Text) -> io::Result<()> {
         let _ = writeln!(calls, "\tn += unit{unit}(n);");
         let mut code = String::from("#include <stdio.h>\n#include \"units.h\"\n");
         for function in 0..20 {
-            let (name, factor) = (text.word().to_string(), text.random.below(1000));
+            let (name, factor) = (text.word().to_string(), text.random.u64(..1000));
             let _ = writeln!(
                 code,
                 "static int {name}_{function}(int n) {{ if (n > {factor}) puts(\"{name}\"); \
@@ -293,7 +292,7 @@ fn python(dir: &Path, packages: u64, text: &mut Text) -> io::Result<()> {
                     "def f{function}(a, b):\n    return '{a}', '{b}', a + b\n"
                 );
             }
-            let _ = writeln!(code, "VALUE = {}", text.random.below(1000));
+            let _ = writeln!(code, "VALUE = {}", text.random.u64(..1000));
             fs::write(path.join(format!("module{module}.py")), code)?;
         }
     }

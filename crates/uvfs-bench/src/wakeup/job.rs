@@ -6,14 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use fastrand::Rng;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::super::aio;
 use super::super::files::{BLOCK, Page, check_block, file_name, open_direct};
 use super::super::measure::{Measured, Watch, for_a_while};
-use super::super::random::Random;
 use super::super::stats::{Histogram, Latency};
 
 /// The size of a streaming request, in bytes.
@@ -52,34 +51,6 @@ pub enum WakeupWork {
     Seqwrite,
 }
 
-impl WakeupWork {
-    /// Every work, in the order in which they run.
-    pub const ALL: [WakeupWork; 8] = [
-        WakeupWork::Read1,
-        WakeupWork::Read16,
-        WakeupWork::Create,
-        WakeupWork::Stat,
-        WakeupWork::Read,
-        WakeupWork::Unlink,
-        WakeupWork::Seqread,
-        WakeupWork::Seqwrite,
-    ];
-
-    /// The name on the command line and in the JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            WakeupWork::Read1 => "read-1",
-            WakeupWork::Read16 => "read-16",
-            WakeupWork::Create => "create",
-            WakeupWork::Stat => "stat",
-            WakeupWork::Read => "read",
-            WakeupWork::Unlink => "unlink",
-            WakeupWork::Seqread => "seqread",
-            WakeupWork::Seqwrite => "seqwrite",
-        }
-    }
-}
-
 /// The work of a client, and on which files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WakeupJob {
@@ -93,8 +64,6 @@ pub struct WakeupJob {
     pub files: u64,
     /// The size of the file that `seqwrite` writes.
     pub bytes: u64,
-    /// The CPU that the client is to stay on.
-    pub cpu: Option<usize>,
     /// Where the random orders start.
     pub seed: u64,
 }
@@ -102,12 +71,7 @@ pub struct WakeupJob {
 impl WakeupJob {
     /// Does the work and measures it.
     pub fn run(&self) -> io::Result<Measured> {
-        if let Some(cpu) = self.cpu {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            rustix::thread::sched_setaffinity(None, &set)?;
-        }
-        let (path, files, random) = (&self.path, self.files, Random(self.seed));
+        let (path, files, random) = (&self.path, self.files, Rng::with_seed(self.seed));
         match self.work {
             WakeupWork::Read1 => read_one(path, self.seconds, random),
             WakeupWork::Read16 => read_many(path, self.seconds, random),
@@ -121,13 +85,13 @@ impl WakeupJob {
     }
 }
 
-fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
+fn read_one(path: &Path, seconds: f64, mut random: Rng) -> io::Result<Measured> {
     let (file, blocks) = open_direct(path)?;
     let mut page = Box::new(Page::default());
     let mut latency = Histogram::default();
     let measured = for_a_while(seconds, || {
         for last in (0..TIMED).rev() {
-            let number = random.below(blocks);
+            let number = random.u64(..blocks);
             let start = (last == 0).then(Instant::now);
             let n = file.read_at(&mut page.0, number * BLOCK as u64)?;
             if let Some(start) = start {
@@ -140,21 +104,27 @@ fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measure
     Ok(timed(measured, latency))
 }
 
+/// The numbers below `count` in random order.
+fn shuffled(mut random: Rng, count: u64) -> Vec<u64> {
+    let mut numbers: Vec<u64> = (0..count).collect();
+    random.shuffle(&mut numbers);
+    numbers
+}
+
 /// Adds how long operations took.
 fn timed(measured: Measured, latency: Histogram) -> Measured {
     Measured {
         latency_us: Latency::of(&latency),
-        histogram: Some(latency),
         ..measured
     }
 }
 
-fn read_many(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
+fn read_many(path: &Path, seconds: f64, mut random: Rng) -> io::Result<Measured> {
     let (file, blocks) = open_direct(path)?;
     let mut reader = aio::Queue::new(file, aio::Call::Read, DEPTH, 1)?;
     let check = |offset, data: &[u8]| check_block(offset / BLOCK as u64, data);
     let measured = for_a_while(seconds, || {
-        reader.submit(|_| random.below(blocks) * BLOCK as u64)?;
+        reader.submit(|_| random.u64(..blocks) * BLOCK as u64)?;
         reader.wait(check)
     })?;
     while reader.is_busy() {
@@ -200,9 +170,9 @@ fn create(path: &Path, files: u64) -> io::Result<Measured> {
     })
 }
 
-fn stat(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+fn stat(path: &Path, files: u64, random: Rng) -> io::Result<Measured> {
     let dir = open_dir(path)?;
-    each_file(random.shuffled(files), |_, name| {
+    each_file(shuffled(random, files), |_, name| {
         let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if stat.st_size != BLOCK as i64 {
             return Err(io::Error::other(format!("{name} has another size")));
@@ -211,20 +181,20 @@ fn stat(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
     })
 }
 
-fn read_small(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+fn read_small(path: &Path, files: u64, random: Rng) -> io::Result<Measured> {
     let dir = open_dir(path)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut page = Box::new(Page::default());
-    each_file(random.shuffled(files), |number, name| {
+    each_file(shuffled(random, files), |number, name| {
         let mut file = File::from(rustix::fs::openat(&dir, name, flags, Mode::empty())?);
         let n = file.read(&mut page.0)?;
         check_block(number, &page.0[..n])
     })
 }
 
-fn unlink(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+fn unlink(path: &Path, files: u64, random: Rng) -> io::Result<Measured> {
     let dir = open_dir(path)?;
-    each_file(random.shuffled(files), |_, name| {
+    each_file(shuffled(random, files), |_, name| {
         Ok(rustix::fs::unlinkat(&dir, name, AtFlags::empty())?)
     })
 }

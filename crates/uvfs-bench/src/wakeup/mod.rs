@@ -4,18 +4,18 @@ pub mod job;
 
 use std::process::ExitCode;
 
-use indicatif::ProgressBar;
+use clap::ValueEnum;
 use serde_json::json;
 use uvfs_cli::Result;
 
 use super::client::Job;
-use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit};
-use super::runner::{Sample, interleave, measure};
+use super::common::{Common, Place, words};
+use super::interrupt;
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Running, Target};
 use super::sides::Peers;
 use super::workspace::Workspace;
-use super::{interrupt, report};
 use job::{WakeupJob, WakeupWork};
 
 const EXAMPLES: &str = "\
@@ -52,20 +52,19 @@ pub struct Args {
         long,
         value_delimiter = ',',
         default_value = "dev,uring",
+        value_parser = ["dev", "uring"],
         value_name = "LIST"
     )]
-    transport: Vec<Transport>,
+    transport: Vec<String>,
     /// Wait policies of uvfs to measure with each transport
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "adaptive,spin,sleep",
+        value_parser = ["adaptive", "spin", "sleep"],
         value_name = "LIST"
     )]
-    wait: Vec<Wait>,
-    /// Measure only native and the peers
-    #[arg(long, conflicts_with_all = ["transport", "wait"])]
-    no_uvfs: bool,
+    wait: Vec<String>,
     #[command(flatten)]
     peers: Peers,
     /// Works that the client does
@@ -79,33 +78,10 @@ pub struct Args {
     /// How many small files a work uses [default: 3000, with --quick 1000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     files: Option<u32>,
-    /// Keep the client on one CPU
-    #[arg(long)]
-    pin: bool,
-    /// Leave it to the scheduler where the client runs (the default)
-    #[arg(long, conflicts_with = "pin")]
-    unpinned: bool,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     common: Common,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Transport {
-    Dev,
-    Uring,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Wait {
-    Adaptive,
-    Spin,
-    Sleep,
-}
-
-/// The name of a value on the command line.
-fn name(value: impl clap::ValueEnum) -> String {
-    let value = value.to_possible_value();
-    value.map_or_else(String::new, |v| v.get_name().to_string())
 }
 
 /// How long and how much.
@@ -114,21 +90,20 @@ struct Plan {
     seconds: f64,
     files: u64,
     bytes: u64,
-    cpu: Option<usize>,
 }
 
 impl Plan {
     fn new(args: &Args) -> Self {
         let common = &args.common;
         Self {
-            works: WakeupWork::ALL
-                .into_iter()
+            works: WakeupWork::value_variants()
+                .iter()
                 .filter(|work| args.work.contains(work))
+                .copied()
                 .collect(),
             seconds: common.pick(0.15, 0.5),
             files: args.files.unwrap_or(common.pick(1000, 3000)).into(),
             bytes: common.pick(64 << 20, 256 << 20),
-            cpu: args.pin.then(first_cpu).flatten(),
         }
     }
 
@@ -138,14 +113,15 @@ impl Plan {
         workspace: &Workspace,
         round: usize,
         target: &Target,
-        progress: &ProgressBar,
+        say: Say<'_>,
     ) -> Result<Vec<Sample>> {
         let running = target.start(workspace)?;
         let mut samples = Vec::new();
         for &work in &self.works {
             interrupt::check()?;
-            progress.set_message(format!("{} {}", target.name, work.name()));
-            let sample = self.one(workspace, round, &running, work);
+            let (name, _) = words(&work);
+            say(&name);
+            let sample = self.one(workspace, round, &running, work, &name);
             samples.push(sample.map_err(|e| running.blame(e))?);
         }
         Ok(samples)
@@ -158,9 +134,10 @@ impl Plan {
         round: usize,
         running: &Running<'_>,
         work: WakeupWork,
+        name: &str,
     ) -> Result<Sample> {
         // A new name each time: the mount must not know it yet.
-        let small = format!("{SMALL}-{}-{round}", work.name());
+        let small = format!("{SMALL}-{name}-{round}");
         let used = match work {
             WakeupWork::Read1 | WakeupWork::Read16 | WakeupWork::Seqread => DATA,
             WakeupWork::Seqwrite => OUT,
@@ -179,7 +156,6 @@ impl Plan {
             seconds: self.seconds,
             files: self.files,
             bytes: self.bytes,
-            cpu: self.cpu,
             seed: round as u64,
         });
         let sample = measure(running, &job);
@@ -190,36 +166,26 @@ impl Plan {
     }
 }
 
-/// The first CPU that this process may run on.
-fn first_cpu() -> Option<usize> {
-    let set = rustix::thread::sched_getaffinity(None).ok()?;
-    (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu))
-}
-
 /// Native, uvfs in each way that was asked for, and the peers.
 fn targets(args: &Args) -> Result<Vec<Target>> {
     let mut targets = vec![Target::native()];
-    if !args.no_uvfs {
-        for &transport in &args.transport {
-            for &wait in &args.wait {
-                let (transport, wait) = (name(transport), name(wait));
-                targets.push(Target {
-                    name: format!("{transport}-{wait}"),
-                    kind: Kind::Uvfs {
-                        // The direct reads are to go to the server.
-                        options: [
-                            "--transport",
-                            &transport,
-                            "--wait",
-                            &wait,
-                            "-o",
-                            "nopassthrough",
-                        ]
-                        .map(String::from)
-                        .into(),
-                    },
-                });
-            }
+    for transport in &args.transport {
+        for wait in &args.wait {
+            // The direct reads are to go to the server.
+            let options = [
+                "--transport",
+                transport,
+                "--wait",
+                wait,
+                "-o",
+                "nopassthrough",
+            ];
+            targets.push(Target {
+                name: format!("{transport}-{wait}"),
+                kind: Kind::Uvfs {
+                    options: options.map(String::from).into(),
+                },
+            });
         }
     }
     args.peers.add_to(&mut targets)?;
@@ -227,18 +193,13 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
 }
 
 /// A work as the report shows it.
-fn describe(work: WakeupWork) -> report::WorkInfo {
+fn describe(work: WakeupWork) -> Work {
     let unit = match work {
         WakeupWork::Seqread | WakeupWork::Seqwrite => Unit::MiB,
         _ => Unit::Op,
     };
-    let help = clap::ValueEnum::to_possible_value(&work)
-        .and_then(|v| v.get_help().map(|help| help.to_string()));
-    report::WorkInfo {
-        name: work.name().into(),
-        title: help.unwrap_or_default(),
-        unit,
-    }
+    let (name, title) = words(&work);
+    Work::new(name, title, unit)
 }
 
 /// Runs the benchmark and prints what it found.
@@ -246,22 +207,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let targets = targets(&args)?;
     let plan = Plan::new(&args);
     // The source, what is written to it, and the page cache of the mount over both.
-    let workspace = args.common.workspace(4 * plan.bytes)?;
+    let workspace = args.place.workspace(4 * plan.bytes)?;
     workspace.fill(DATA, plan.bytes)?;
-    let outcomes = interleave(
-        args.common.rounds(),
-        &targets,
-        plan.works.len(),
-        |round, target, progress| plan.round(&workspace, round, target, progress),
-    )?;
-    drop(workspace);
-    let settings = args.common.settings(json!({
-        "pinned": plan.cpu.is_some(),
-        "seconds": plan.seconds,
-        "files": plan.files,
-        "bytes": plan.bytes,
-    }));
+    let settings = json!({"seconds": plan.seconds, "files": plan.files, "bytes": plan.bytes});
     let works = plan.works.iter().copied().map(describe).collect();
-    let report = Report::new("wakeup", settings, targets, works, &outcomes);
-    args.common.finish(&report)
+    let round = |round, target: &Target, say: Say<'_>| plan.round(&workspace, round, target, say);
+    args.common
+        .measure("wakeup", &targets, works, settings, round)
 }

@@ -41,6 +41,8 @@ pub struct WritebackJob {
     pub files: Vec<String>,
     /// The store throws the data away, and has the files.
     pub discard: bool,
+    /// A client drops pages once they are written.
+    pub uncached: bool,
     /// Bytes of a write.
     pub block: usize,
     /// Bytes of a file.
@@ -52,7 +54,7 @@ pub struct WritebackJob {
 /// A file in the making.
 enum Output {
     Host(HostFile),
-    Client(File),
+    Client(File, Flags),
 }
 
 impl Output {
@@ -62,15 +64,15 @@ impl Output {
             let part = &block[..block.len().min((bytes - at) as usize)];
             match &mut self {
                 Output::Host(file) => file.write_all(part)?,
-                Output::Client(file) => {
-                    file.write_at(part, at, Flags::empty())?;
+                Output::Client(file, flags) => {
+                    file.write_at(part, at, *flags)?;
                 }
             }
             at += part.len() as u64;
         }
         match self {
             Output::Host(file) => file.sync_all(),
-            Output::Client(file) => file.sync_all(),
+            Output::Client(file, _) => file.sync_all(),
         }
     }
 }
@@ -102,13 +104,15 @@ impl WritebackJob {
             }
             WritebackAccess::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
         };
+        let mut flags = Flags::empty();
+        flags.set(Flags::DONTCACHE, self.uncached);
         let open = |name: &String| match &client {
             None if self.discard => HostFile::options()
                 .write(true)
                 .open(self.path.join(name))
                 .map(Output::Host),
             None => HostFile::create_new(self.path.join(name)).map(Output::Host),
-            Some(client) => client.create(name).map(Output::Client),
+            Some(client) => Ok(Output::Client(client.create(name)?, flags)),
         };
         let outputs: Vec<Output> = self.files.iter().map(open).collect::<io::Result<_>>()?;
         let block = vec![FILL; self.block];
@@ -135,11 +139,12 @@ mod tests {
     /// Every way that `uvfs bench writeback` measures writes all bytes.
     #[test]
     fn every_way_without_a_server_writes_all_bytes() {
-        for (way, block) in [
-            (WritebackAccess::Host, 1000),
-            (WritebackAccess::Local, 4096),
-            (WritebackAccess::Copying, 4096),
-            (WritebackAccess::Copying, 1000),
+        for (way, block, uncached) in [
+            (WritebackAccess::Host, 1000, false),
+            (WritebackAccess::Local, 4096, false),
+            (WritebackAccess::Local, 1000, true),
+            (WritebackAccess::Copying, 4096, false),
+            (WritebackAccess::Copying, 1000, false),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let job = WritebackJob {
@@ -147,6 +152,7 @@ mod tests {
                 path: dir.path().into(),
                 files: vec!["a".into(), "b".into()],
                 discard: false,
+                uncached,
                 block,
                 bytes: 3 << 20,
                 memory: 1 << 20,
@@ -170,6 +176,7 @@ mod tests {
                 path: dir.path().into(),
                 files: vec!["a".into()],
                 discard: true,
+                uncached: false,
                 block: 4096,
                 bytes: 3 << 20,
                 memory: 1 << 20,

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
-use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit, WorkInfo};
-use super::runner::{Sample, interleave, measure};
+use super::common::{Common, Place};
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Running, Target, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
@@ -33,7 +33,9 @@ Two writers, each with a new file, which it writes from start to end in writes o
   mount           a kernel mount of uvfs with -o writeback
   mount-dev       the same over /dev/fuse
   client          uvfs-client with its store in the same process: its pages are what is written
-  client-copying  the same, but each page is copied for writeback, kept in a tree and ended alone;
+  ...-uncached    the same with -o uncached (mount) or DONTCACHE (client): pages are dropped once they
+                  are written
+  client-copying  the same as client, but each page is copied for writeback, kept in a tree and ended alone;
                   it is only here, to show what that costs
   client-served   uvfs-client over memory that it shares with `uvfs serve`
 
@@ -42,6 +44,9 @@ FUSE server in place of the mount's, over the same transport, and by a store in 
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
+
+/// The end of an uncached target's name.
+const UNCACHED: &str = "-uncached";
 
 /// Writers at a time.
 const WRITERS: usize = 2;
@@ -61,6 +66,8 @@ const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, 
 pub struct Args {
     #[command(flatten)]
     sides: Sides,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -92,6 +99,7 @@ fn one(
         path: running.path().into(),
         files: files.clone(),
         discard: false,
+        uncached: target.name.ends_with(UNCACHED),
         block,
         bytes,
         memory: MEMORY,
@@ -117,6 +125,9 @@ fn one(
 fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Option<Sample>> {
     let (writers, part) = DISCARDED;
     let bytes = bytes / part;
+    if target.name.ends_with(UNCACHED) {
+        return Ok(None);
+    }
     let mut files: Vec<String> = (0..writers as u32)
         .map(|n| store::file_name(n, 0))
         .collect();
@@ -142,6 +153,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
         path: running.path().into(),
         files: files.clone(),
         discard: true,
+        uncached: false,
         block: 1 << 20,
         bytes,
         memory: MEMORY,
@@ -158,59 +170,50 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let clients = [
         sides::client("client", false, false),
+        sides::client(&format!("client{UNCACHED}"), false, false),
         sides::client("client-copying", false, true),
         sides::client("client-served", true, false),
     ];
     let options = ["-o", "writeback"];
-    let targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
+    let mut targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
+    if let Some(mount) = targets.iter().position(|target| target.name == "mount") {
+        let options = ["-o", "uncached"].map(String::from).into();
+        let name = format!("mount{UNCACHED}");
+        targets.insert(
+            mount + 1,
+            Target {
+                name,
+                kind: Kind::Uvfs { options },
+            },
+        );
+    }
     let bytes = common.pick(128 << 20, 512 << 20);
     // The files, and the kernel's cache of them over a mount.
-    let workspace = common.workspace(2 * WRITERS as u64 * bytes)?;
-    let outcomes = interleave(
-        common.rounds(),
-        &targets,
-        BLOCKS.len() + 1,
-        |_, target, progress| {
-            let running = target.start(&workspace)?;
-            let mut samples = Vec::new();
-            for block in BLOCKS {
-                interrupt::check()?;
-                progress.set_message(format!("{} {}", target.name, block.1));
-                let sample = one(&workspace, target, &running, block, bytes);
-                samples.push(Some(sample.map_err(|e| running.blame(e))?));
-            }
-            drop(running);
-            progress.set_message(format!("{} discard", target.name));
-            samples.push(discarded(&workspace, target, bytes)?);
-            Ok(samples)
-        },
-    )?;
-    drop(workspace);
-    let settings = common.settings(json!({
-        "bytes": bytes,
-        "writers": WRITERS,
-        "memory": MEMORY,
-    }));
-    let work = |name: String, title: String| WorkInfo {
-        name,
-        title,
-        unit: Unit::MiB,
+    let workspace = args.place.workspace(2 * WRITERS as u64 * bytes)?;
+    let works = BLOCKS.map(|(block, name)| {
+        let title = format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
+        Work::new(format!("write-{name}"), title, Unit::MiB)
+    });
+    let (writers, _) = DISCARDED;
+    let title = format!(
+        "{writers} writers, 1 MiB at a time, with an fsync at the end, to a store that discards"
+    );
+    let discard = Work::new("discard-1m", title, Unit::MiB);
+    let works = works.into_iter().chain([discard]).collect();
+    let settings = json!({"bytes": bytes, "writers": WRITERS, "memory": MEMORY});
+    let round = |_, target: &Target, say: Say<'_>| {
+        let running = target.start(&workspace)?;
+        let mut samples = Vec::new();
+        for block in BLOCKS {
+            interrupt::check()?;
+            say(block.1);
+            let sample = one(&workspace, target, &running, block, bytes);
+            samples.push(Some(sample.map_err(|e| running.blame(e))?));
+        }
+        drop(running);
+        say("discard");
+        samples.push(discarded(&workspace, target, bytes)?);
+        Ok(samples)
     };
-    let mut works: Vec<WorkInfo> = BLOCKS
-        .iter()
-        .map(|(block, name)| {
-            let title =
-                format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
-            work(format!("write-{name}"), title)
-        })
-        .collect();
-    let writers = DISCARDED.0;
-    works.push(work(
-        "discard-1m".into(),
-        format!(
-            "{writers} writers, 1 MiB at a time, with an fsync at the end, to a store that discards"
-        ),
-    ));
-    let report = Report::new("writeback", settings, targets, works, &outcomes);
-    common.finish(&report)
+    common.measure("writeback", &targets, works, settings, round)
 }
