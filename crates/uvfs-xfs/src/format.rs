@@ -43,6 +43,17 @@ pub trait Layout: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unal
             })
     }
 
+    /// As [`Layout::at`], to change it where it is.
+    fn at_mut(bytes: &mut [u8], offset: usize) -> Result<&mut Self, Fault> {
+        let short = Fault::Short {
+            need: offset.saturating_add(Self::SIZE),
+            have: bytes.len(),
+        };
+        let rest = bytes.get_mut(offset..);
+        let found = rest.and_then(|b| Self::mut_from_prefix(b).ok());
+        found.map(|(v, _)| v).ok_or(short)
+    }
+
     /// `count` consecutive structures from byte `offset` of `bytes`, or [`Fault::Short`].
     fn slice_at(bytes: &[u8], offset: usize, count: usize) -> Result<&[Self], Fault> {
         bytes

@@ -347,6 +347,12 @@ impl Geometry {
         })
     }
 
+    /// The first byte of an inode on the device.
+    pub fn inode_byte(&self, a: InodeAddress) -> u64 {
+        let (agno, agbno) = (a.agno, a.agbno);
+        (self.daddr(AgBlock { agno, agbno }) << 9) + (u64::from(a.index) << self.inodelog)
+    }
+
     /// Splits an inode number, `None` if there can be no such inode.
     pub fn inode(&self, ino: u64) -> Option<InodeAddress> {
         let agino_log = self.agblklog + self.inopblog;

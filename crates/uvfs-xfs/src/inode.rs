@@ -151,11 +151,8 @@ impl Inode {
             return Err(bad(Fault::field("di_size", "less than 2^63", size)));
         }
         let flags2 = v3.map_or(0, |v| v.flags2.get());
-        let (nextents, anextents) = if flags2 & DIFLAG2_NREXT64 != 0 {
-            (d.big_nextents.get(), u64::from(d.nextents.get()))
-        } else {
-            (u64::from(d.nextents.get()), u64::from(d.anextents.get()))
-        };
+        let old = (d.nextents.get().into(), d.anextents.get().into());
+        let (nextents, anextents) = v3.map_or(old, |v| v.extent_counts());
         let data_at = if v3.is_some() {
             DINODE_V3_SIZE
         } else {
@@ -256,4 +253,36 @@ impl Inode {
     pub(crate) fn fault(&self, what: &'static str, fault: Fault) -> Error {
         Error::corrupt(what, At::Inode(self.ino), fault)
     }
+}
+
+/// A flag of inodes: its bit, its name, and whether an inode may have it.
+pub(crate) type FlagFits<T> = (T, &'static str, bool);
+
+/// The flags that not every inode may have, of `di_flags` and of `di_flags2`.
+pub(crate) fn flags_fit(
+    g: &Geometry,
+    ino: u64,
+    kind: FileType,
+    realtime: bool,
+) -> ([FlagFits<u16>; 7], [FlagFits<u64>; 5]) {
+    let f = &g.features;
+    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
+    let shares = f.reflink && !realtime;
+    let flags = [
+        (DIFLAG_REALTIME, "realtime", regular && g.rblocks != 0),
+        (DIFLAG_NEWRTBM, "newrtbm", ino == g.rbmino),
+        (DIFLAG_RTINHERIT, "rtinherit", dir),
+        (DIFLAG_PROJINHERIT, "projinherit", dir),
+        (DIFLAG_NOSYMLINKS, "nosymlinks", dir),
+        (DIFLAG_EXTSZINHERIT, "extszinherit", dir),
+        (DIFLAG_EXTSIZE, "extsize", regular),
+    ];
+    let flags2 = [
+        (DIFLAG2_DAX, "dax", regular || dir),
+        (DIFLAG2_REFLINK, "reflink", shares && regular),
+        (DIFLAG2_COWEXTSIZE, "cowextsize", shares && (regular || dir)),
+        (DIFLAG2_BIGTIME, "bigtime", f.bigtime),
+        (DIFLAG2_NREXT64, "nrext64", f.nrext64),
+    ];
+    (flags, flags2)
 }

@@ -9,7 +9,7 @@ use super::reader::Reader;
 use super::runs::read_run;
 use super::{attr, dir, quota};
 use crate::format::*;
-use crate::inode::{Fork, Inode};
+use crate::inode::{Fork, Inode, flags_fit};
 use fork::ForkWalk;
 pub(crate) use scan::scan;
 use std::collections::HashSet;
@@ -155,27 +155,23 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     let f = &g.features;
     let place = place(i.ino);
     let kind = i.file_type();
-    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
+    let dir = kind == FileType::Directory;
     let flag = |bit: u16| i.flags & bit != 0;
     let hex = |v: u64| format!("{v:#x}");
     if flag(0x8000) {
         report.differ(place, "di_flags", "no unknown bits", hex(i.flags.into()));
     }
-    let only = |bit: u16, name: &str, fits: bool| {
-        if flag(bit) && !fits {
-            report.bad(place, format!("di_flags: {name} does not fit this inode"));
-        }
-    };
-    only(DIFLAG_REALTIME, "realtime", regular && g.rblocks != 0);
-    only(DIFLAG_NEWRTBM, "newrtbm", i.ino == g.rbmino);
-    only(DIFLAG_RTINHERIT, "rtinherit", dir);
-    only(DIFLAG_PROJINHERIT, "projinherit", dir);
-    only(DIFLAG_NOSYMLINKS, "nosymlinks", dir);
-    only(DIFLAG_EXTSZINHERIT, "extszinherit", dir);
-    only(DIFLAG_EXTSIZE, "extsize", regular);
+    let realtime = flag(DIFLAG_REALTIME);
+    let (fits, fits2) = flags_fit(g, i.ino, kind, realtime);
+    let unfit = fits
+        .into_iter()
+        .filter(|(bit, _, fits)| flag(*bit) && !fits);
+    for (_, name, _) in unfit {
+        report.bad(place, format!("di_flags: {name} does not fit this inode"));
+    }
     let hint = d.extsize.get();
     let has_hint = flag(DIFLAG_EXTSIZE) || flag(DIFLAG_EXTSZINHERIT);
-    if has_hint != (hint != 0) || (!flag(DIFLAG_REALTIME) && hint > g.agblocks / 2) {
+    if has_hint != (hint != 0) || (!realtime && hint > g.agblocks / 2) {
         let expected = if has_hint { "a size" } else { "0" };
         report.differ(place, "di_extsize", expected, hint);
     }
@@ -205,11 +201,7 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         }
         report.same(place, "di_anextents", 0, i.anextents);
     }
-    if !matches!(
-        kind,
-        FileType::Regular | FileType::Directory | FileType::Symlink
-    ) && i.size != 0
-    {
+    if kind.is_special() && i.size != 0 {
         report.differ(place, "di_size of a special file", 0, i.size);
     }
     let v3 = if f.crc { Dinode::at(raw, 0).ok() } else { None };
@@ -229,6 +221,12 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         }
     }
     if let Some(v3) = v3 {
+        let unfit = fits2
+            .into_iter()
+            .filter(|(bit, _, fits)| i.flags2 & bit != 0 && !fits);
+        for (_, name, _) in unfit {
+            report.bad(place, format!("di_flags2: {name} does not fit this inode"));
+        }
         core_v3(ctx, i, d, v3);
     }
 }
@@ -236,34 +234,13 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
 /// Checks the part of a core that only version 3 has.
 fn core_v3(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, v3: &Dinode) {
     let (g, report) = (ctx.g, ctx.report);
-    let (f, place) = (&g.features, place(i.ino));
-    let kind = i.file_type();
-    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
-    let realtime = i.flags & DIFLAG_REALTIME != 0;
-    let flag2 = |bit: u64, name: &str, fits: bool| {
-        if i.flags2 & bit != 0 && !fits {
-            report.bad(place, format!("di_flags2: {name} does not fit this inode"));
-        }
-    };
+    let place = place(i.ino);
     let known =
         DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
     if i.flags2 & !known != 0 {
         let found = format!("{:#x}", i.flags2);
         report.differ(place, "di_flags2", "no unknown bits", found);
     }
-    flag2(DIFLAG2_DAX, "dax", regular || dir);
-    flag2(
-        DIFLAG2_REFLINK,
-        "reflink",
-        f.reflink && regular && !realtime,
-    );
-    flag2(
-        DIFLAG2_COWEXTSIZE,
-        "cowextsize",
-        f.reflink && (regular || dir) && !realtime,
-    );
-    flag2(DIFLAG2_BIGTIME, "bigtime", f.bigtime);
-    flag2(DIFLAG2_NREXT64, "nrext64", f.nrext64);
     let cow = v3.cowextsize.get();
     let has_cow = i.flags2 & DIFLAG2_COWEXTSIZE != 0;
     if (cow != 0 && !has_cow) || (has_cow && (cow == 0 || cow > g.agblocks / 2)) {

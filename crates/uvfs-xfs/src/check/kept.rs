@@ -16,7 +16,7 @@ use super::usage::Usage;
 use super::{CheckProgress, ag, space, superblock};
 use crate::blocks::Blocks;
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::Geometry;
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -146,13 +146,8 @@ impl Kept {
 
     fn raw(&self, blocks: &dyn Blocks, ino: u64) -> io::Result<Vec<u8>> {
         let a = self.g.inode(ino).ok_or(io::ErrorKind::InvalidInput)?;
-        let at = AgBlock {
-            agno: a.agno,
-            agbno: a.agbno,
-        };
-        let at = (self.g.daddr(at) << 9) + (u64::from(a.index) << self.g.inodelog);
         let mut raw = vec![0; self.g.inode_size as usize];
-        blocks.read_data(at, &mut raw)?;
+        blocks.read_data(self.g.inode_byte(a), &mut raw)?;
         Ok(raw)
     }
 

@@ -45,8 +45,8 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             }
             seen[chunk] |= bit;
             facts.set_unlinked(slot);
-            let offset = (u64::from(at) << g.inodelog)
-                + (g.daddr(crate::geometry::AgBlock { agno, agbno: 0 }) << 9);
+            let Some(a) = g.inode(ino) else { break };
+            let offset = g.inode_byte(a);
             match rd.bytes(offset, g.inode_size as usize) {
                 Ok(raw) => match DinodeV2::at(&raw, 0) {
                     Ok(d) => {

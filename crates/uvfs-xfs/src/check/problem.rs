@@ -155,12 +155,14 @@ impl Display for Place {
 }
 
 /// A defect.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
     /// A structure that fails the check of its bytes alone.
+    #[error("{0}")]
     Fault(Fault),
     /// A field whose value is not what it should be.
+    #[error("{field}: expected {expected}, found {found}")]
     Field {
         /// The field, or several that belong together.
         field: Cow<'static, str>,
@@ -170,6 +172,7 @@ pub enum Problem {
         found: String,
     },
     /// A counter that differs from what was counted.
+    #[error("{counter}: expected {expected}, found {found}")]
     Count {
         /// The counter.
         counter: Counter,
@@ -179,6 +182,7 @@ pub enum Problem {
         found: u64,
     },
     /// A log sequence number ahead of the log's end: the next recovery would take old changes for done.
+    #[error("log sequence number: expected {}, found {}", at_most(*head), lsn(*found))]
     AheadOfLog {
         /// The log's end.
         head: u64,
@@ -186,8 +190,10 @@ pub enum Problem {
         found: u64,
     },
     /// It cannot be read: the device's error.
+    #[error("cannot be read: {0}")]
     Unreadable(String),
     /// Blocks from the place on that something else uses, too.
+    #[error("{}", used_twice(*blocks, *was, *new))]
     UsedTwice {
         /// How many.
         blocks: u32,
@@ -197,15 +203,19 @@ pub enum Problem {
         new: Use,
     },
     /// Blocks from the place on that are neither free nor in use.
+    #[error("{blocks} blocks from here are neither free nor in use")]
     Unowned {
         /// How many.
         blocks: u32,
     },
     /// Shared blocks in an inode without the reflink flag.
+    #[error("shared blocks in an inode without the reflink flag")]
     NoReflinkFlag,
     /// An inode in use to which no directory leads.
+    #[error("in use, but in no directory")]
     NoEntry,
     /// An entry of a directory that leads to no inode that it may name.
+    #[error("entry {} {why}", show(name))]
     BadEntry {
         /// The name.
         name: Vec<u8>,
@@ -213,6 +223,7 @@ pub enum Problem {
         why: String,
     },
     /// An item that comes after one that it should precede.
+    #[error("{what} {at} is out of order")]
     OutOfOrder {
         /// The kind of item, such as "record".
         what: &'static str,
@@ -220,6 +231,7 @@ pub enum Problem {
         at: usize,
     },
     /// A record of a tree with blocks that the allocation group does not have.
+    #[error("record {at}: {blocks} blocks from {start} are not there")]
     NotThere {
         /// The record's number in its block.
         at: usize,
@@ -229,6 +241,7 @@ pub enum Problem {
         blocks: u32,
     },
     /// Any other rule of the format that is broken, in words.
+    #[error("{0}")]
     Rule(Cow<'static, str>),
 }
 
@@ -258,68 +271,51 @@ impl Problem {
     }
 
     /// The defect in words; of one that is about a value also the value that would be right, and the one that is there.
-    pub fn text(&self) -> (Cow<'static, str>, Option<(String, String)>) {
-        let values = |e: &dyn Display, f: &dyn Display| Some((e.to_string(), f.to_string()));
-        let text = match self {
-            Problem::Fault(fault) => {
-                let (text, expected, found) = fault.text();
-                return (text.into(), Some((expected, found)));
-            }
+    pub fn text(&self) -> (String, Option<(String, String)>) {
+        let (text, expected, found) = match self {
+            Problem::Fault(fault) => fault.text(),
             Problem::Field {
                 field,
                 expected,
                 found,
-            } => return (field.clone(), values(expected, found)),
+            } => (&**field, expected.clone(), found.clone()),
             Problem::Count {
                 counter,
                 expected,
                 found,
-            } => return (counter.name().into(), values(expected, found)),
+            } => (counter.name(), expected.to_string(), found.to_string()),
             Problem::AheadOfLog { head, found } => {
-                let show = |lsn: &u64| format!("{}:{}", lsn >> 32, lsn & 0xffff_ffff);
-                let most = format!("at most the log's, {}", show(head));
-                return ("log sequence number".into(), values(&most, &show(found)));
+                ("log sequence number", at_most(*head), lsn(*found))
             }
-            Problem::Unreadable(error) => format!("cannot be read: {error}"),
-            Problem::UsedTwice { blocks, was, new } => {
-                let run = match blocks {
-                    1 => "its block is".to_string(),
-                    n => format!("{n} blocks from here are"),
-                };
-                match (new, was) {
-                    (Use::Free, _) => format!("listed as free, but {run} {}", was.name()),
-                    (_, Use::Free) => format!("{run} in the free space trees, too"),
-                    _ => format!("{run} {}", was.name()),
-                }
-            }
-            Problem::Unowned { blocks } => {
-                format!("{blocks} blocks from here are neither free nor in use")
-            }
-            Problem::NoReflinkFlag => "shared blocks in an inode without the reflink flag".into(),
-            Problem::NoEntry => "in use, but in no directory".into(),
-            Problem::BadEntry { name, why } => format!("entry {} {why}", show(name)),
-            Problem::OutOfOrder { what, at } => format!("{what} {at} is out of order"),
-            Problem::NotThere { at, start, blocks } => {
-                format!("record {at}: {blocks} blocks from {start} are not there")
-            }
-            Problem::Rule(text) => return (text.clone(), None),
+            _ => return (self.to_string(), None),
         };
-        (text.into(), None)
+        (text.into(), Some((expected, found)))
+    }
+}
+
+fn lsn(lsn: u64) -> String {
+    format!("{}:{}", lsn >> 32, lsn & 0xffff_ffff)
+}
+
+fn at_most(head: u64) -> String {
+    format!("at most the log's, {}", lsn(head))
+}
+
+fn used_twice(blocks: u32, was: Use, new: Use) -> String {
+    let run = match blocks {
+        1 => "its block is".to_string(),
+        n => format!("{n} blocks from here are"),
+    };
+    match (new, was) {
+        (Use::Free, _) => format!("listed as free, but {run} {}", was.name()),
+        (_, Use::Free) => format!("{run} in the free space trees, too"),
+        _ => format!("{run} {}", was.name()),
     }
 }
 
 /// A name in a message.
 pub(crate) fn show(name: &[u8]) -> String {
     format!("\"{}\"", name.escape_ascii())
-}
-
-impl Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.text() {
-            (text, Some((e, v))) => write!(f, "{text}: expected {e}, found {v}"),
-            (text, None) => f.write_str(&text),
-        }
-    }
 }
 
 impl From<Fault> for Problem {

@@ -255,6 +255,14 @@ pub enum FileType {
 }
 
 impl FileType {
+    /// Whether a file of this type has neither data nor a target: a device, FIFO, socket or whiteout, or no type.
+    pub fn is_special(self) -> bool {
+        !matches!(
+            self,
+            FileType::Regular | FileType::Directory | FileType::Symlink
+        )
+    }
+
     /// From a directory entry; `None` for values that the format does not know.
     pub fn from_ftype(v: u8) -> Option<FileType> {
         Some(match v {

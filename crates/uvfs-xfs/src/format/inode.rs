@@ -151,6 +151,17 @@ pub const DIFLAG2_NREXT64: u64 = 1 << 4;
 /// A metadata file.
 pub const DIFLAG2_METADATA: u64 = 1 << 5;
 
+impl Dinode {
+    /// The numbers of extents of the data and the attribute fork.
+    pub fn extent_counts(&self) -> (u64, u64) {
+        let d = &self.v2;
+        match self.flags2.get() & DIFLAG2_NREXT64 != 0 {
+            true => (d.big_nextents.get(), d.nextents.get().into()),
+            false => (d.nextents.get().into(), d.anextents.get().into()),
+        }
+    }
+}
+
 /// Seconds between the first moment of a bigtime stamp (December 1901) and 1970.
 pub const BIGTIME_EPOCH_OFFSET: i64 = 1 << 31;
 

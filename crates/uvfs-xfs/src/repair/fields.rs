@@ -5,7 +5,7 @@ use super::fork;
 use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::inode::{Fork, Inode};
+use crate::inode::{Fork, Inode, flags_fit};
 
 /// The fate of an inode.
 pub(crate) enum Core {
@@ -69,7 +69,7 @@ pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
         return Core::Clear("it has no type");
     }
     flags(&g, ino, kind, &mut d);
-    times(&g, &mut d);
+    times(&mut d);
     d.put(raw, 0);
     if let Some(why) = forks(m, ino, kind, raw) {
         return Core::Clear(why);
@@ -92,22 +92,9 @@ fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
 }
 
 fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
-    let f = &g.features;
-    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
-    let mut flags = d.v2.flags.get() & 0x7fff;
-    for (bit, fits) in [
-        (DIFLAG_REALTIME, regular && g.rblocks != 0),
-        (DIFLAG_NEWRTBM, ino == g.rbmino),
-        (DIFLAG_RTINHERIT, dir),
-        (DIFLAG_PROJINHERIT, dir),
-        (DIFLAG_NOSYMLINKS, dir),
-        (DIFLAG_EXTSZINHERIT, dir),
-        (DIFLAG_EXTSIZE, regular),
-    ] {
-        if !fits {
-            flags &= !bit;
-        }
-    }
+    let (fits, fits2) = flags_fit(g, ino, kind, false);
+    let unfit = fits.iter().filter(|(_, _, fits)| !fits);
+    let mut flags = unfit.fold(d.v2.flags.get() & 0x7fff, |flags, (bit, ..)| flags & !bit);
     let hint = d.v2.extsize.get();
     let has = flags & (DIFLAG_EXTSIZE | DIFLAG_EXTSZINHERIT) != 0;
     if !has || hint == 0 || hint > g.agblocks / 2 {
@@ -115,20 +102,8 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
         d.v2.extsize.set(0);
     }
     d.v2.flags.set(flags);
-    let mut flags2 = d.flags2.get();
-    for (bit, fits) in [
-        (DIFLAG2_DAX, regular || dir),
-        (DIFLAG2_REFLINK, f.reflink && regular),
-        (DIFLAG2_COWEXTSIZE, f.reflink && (regular || dir)),
-        (DIFLAG2_BIGTIME, f.bigtime),
-        (DIFLAG2_NREXT64, f.nrext64),
-    ] {
-        if !fits {
-            flags2 &= !bit;
-        }
-    }
-    flags2 &=
-        DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
+    let fit = fits2.iter().filter(|(_, _, fits)| *fits);
+    let mut flags2 = d.flags2.get() & fit.fold(0, |all, (bit, ..)| all | bit);
     let cow = d.cowextsize.get();
     if flags2 & DIFLAG2_COWEXTSIZE == 0 || cow == 0 || cow > g.agblocks / 2 {
         flags2 &= !DIFLAG2_COWEXTSIZE;
@@ -143,17 +118,12 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
     d.v2.next_unlinked.set(NULLAGINO);
     d.v2.onlink.set(0);
     d.lsn.set(0);
-    let special = !matches!(
-        kind,
-        FileType::Regular | FileType::Directory | FileType::Symlink
-    );
-    if special {
+    if kind.is_special() {
         d.v2.size.set(0);
     }
 }
 
-fn times(g: &Geometry, d: &mut Dinode) {
-    let _ = g;
+fn times(d: &mut Dinode) {
     if d.flags2.get() & DIFLAG2_BIGTIME != 0 {
         return;
     }
@@ -193,10 +163,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     };
     let mut d = *d;
     let size = raw.len();
-    let special = !matches!(
-        kind,
-        FileType::Regular | FileType::Directory | FileType::Symlink
-    );
+    let special = kind.is_special();
     if special {
         d.v2.format = FORMAT_DEV;
         // Attributes follow the eight bytes of the device's number.
@@ -209,15 +176,11 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     let at = DINODE_V3_SIZE + usize::from(d.v2.forkoff) * 8;
     let known = matches!(d.v2.aformat, FORMAT_LOCAL | FORMAT_EXTENTS | FORMAT_BTREE);
     let big = d.flags2.get() & DIFLAG2_NREXT64 != 0;
-    let counts = |d: &Dinode| match big {
-        true => (d.v2.big_nextents.get(), u64::from(d.v2.nextents.get())),
-        false => (d.v2.nextents.get().into(), u64::from(d.v2.anextents.get())),
-    };
     if at >= size || !known {
         d.v2.forkoff = 0;
     }
     // The place of the attributes may be what is wrong: the extents must fit before it.
-    let (n, _) = counts(&d);
+    let (n, _) = d.extent_counts();
     let whole = plausible(&g, &raw[DINODE_V3_SIZE..]);
     let fits = |d: &Dinode| (attr_at(d, size) - DINODE_V3_SIZE) / ExtentRecord::SIZE;
     if d.v2.format == FORMAT_EXTENTS
@@ -251,7 +214,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
         // Which of the formats do the numbers speak for?
         let data = &raw[DINODE_V3_SIZE..DINODE_V3_SIZE + data_len];
         let sums = plausible(&g, data);
-        let (n, _) = counts(&d);
+        let (n, _) = d.extent_counts();
         let extents = n > 0 && sums.get(n as usize).is_some();
         let tree = BmdrBlock::at(data, 0)
             .is_ok_and(|h| (1..6).contains(&h.level.get()) && h.numrecs.get() > 0);
@@ -271,7 +234,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
         }
     }
     d.put(raw, 0);
-    count_extents(m, ino, &d, raw);
+    count_extents(m, &d, raw);
     None
 }
 
@@ -302,13 +265,9 @@ fn fit_root(m: &Mend<'_>, ino: u64, d: &mut Dinode, raw: &[u8]) {
 }
 
 /// Sets the numbers of extents so that all blocks are as many as the inode says, if that can be.
-fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
+fn count_extents(m: &Mend<'_>, d: &Dinode, raw: &mut [u8]) {
     let g = &m.g;
-    let big = d.flags2.get() & DIFLAG2_NREXT64 != 0;
-    let (n, an) = match big {
-        true => (d.v2.big_nextents.get(), u64::from(d.v2.nextents.get())),
-        false => (d.v2.nextents.get().into(), u64::from(d.v2.anextents.get())),
-    };
+    let (n, an) = d.extent_counts();
     let end = attr_at(d, raw.len());
     if matches!(d.v2.format, FORMAT_LOCAL | FORMAT_DEV) {
         fork::set_extents(raw, Fork::Data, 0);
@@ -353,7 +312,6 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
             best.1.min(fits(end, raw.len())),
         ));
     }
-    let _ = ino;
     if d.v2.format == FORMAT_EXTENTS {
         fork::set_extents(raw, Fork::Data, best.0 as u64);
     }

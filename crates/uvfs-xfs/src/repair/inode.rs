@@ -242,16 +242,14 @@ fn damaged(
 fn mend_link(m: &mut Mend<'_>, ino: u64, inode: &mut Inode, raw: &mut [u8]) {
     if inode.fork_format(Fork::Data) != Some(FORMAT_LOCAL)
         && let Some(size) = super::fields::link_size(m, inode)
-        && let Ok(d) = Dinode::at(raw, 0)
+        && let Ok(d) = DinodeV2::at_mut(raw, 0)
     {
         if m.is_about(ino, Structure::SymbolicLink) {
             super::fields::link_blocks(m, inode);
             let text = "the heads of its blocks set right";
             m.say(Place::inode(Structure::SymbolicLink, ino), text);
         }
-        let mut d = *d;
-        d.v2.size.set(size);
-        d.put(raw, 0);
+        d.size.set(size);
         inode.size = size;
     }
 }
@@ -337,8 +335,7 @@ fn finish(
         clear(m, ino, slot, old, "its target cannot be read");
         return None;
     }
-    if let Ok(d) = Dinode::at(&raw, 0) {
-        let mut d = *d;
+    if let Ok(d) = Dinode::at_mut(&mut raw, 0) {
         d.v2.nblocks.set(total);
         if m.sharing.contains(&ino) {
             d.flags2.set(d.flags2.get() | DIFLAG2_REFLINK);
@@ -346,7 +343,6 @@ fn finish(
         if bad && m.is_about(ino, Structure::UnlinkedList) {
             d.v2.next_unlinked.set(NULLAGINO);
         }
-        d.put(&mut raw, 0);
     }
     store_crc(&mut raw, DINODE_CRC_OFFSET);
     if raw != old {
@@ -435,13 +431,12 @@ fn put_fork(
 
 /// A size that makes no sense is that of the extents.
 fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
-    let Ok(d) = Dinode::at(raw, 0) else { return };
-    if i64::try_from(d.v2.size.get()).is_err() {
-        let mut d = *d;
+    if let Ok(d) = DinodeV2::at_mut(raw, 0)
+        && i64::try_from(d.size.get()).is_err()
+    {
         let end = map.extents.last();
         let end = end.map_or(0, |e| e.startoff + u64::from(e.blockcount));
-        d.v2.size.set(end << m.g.blocklog);
-        d.put(raw, 0);
+        d.size.set(end << m.g.blocklog);
     }
 }
 
@@ -459,10 +454,7 @@ impl Mend<'_> {
         if ino == self.g.rootino || self.is_own(ino) {
             return FileType::Unknown;
         }
-        let a = self.g.inode(ino);
-        let place =
-            a.and_then(|a| Some((a.agno as usize, self.ags[a.agno as usize].slot(a.agino)?)));
-        let Some((ag, slot)) = place else {
+        let Some((ag, slot)) = self.slot(ino) else {
             return FileType::Unknown;
         };
         let known = &mut self.ags[ag].kind[slot];
@@ -476,12 +468,17 @@ impl Mend<'_> {
 
     /// The kind of an inode in use.
     pub fn kind_of(&self, ino: u64) -> FileType {
-        let Some(a) = self.g.inode(ino) else {
-            return FileType::Unknown;
-        };
-        let ag = &self.ags[a.agno as usize];
-        let kind = ag.slot(a.agino).and_then(|s| ag.kind.get(s));
+        let kind = self
+            .slot(ino)
+            .and_then(|(ag, slot)| self.ags[ag].kind.get(slot));
         kind.and_then(|k| FileType::from_ftype(*k))
             .unwrap_or_default()
+    }
+
+    /// The group of an inode that is there, and its place among those of the group.
+    pub fn slot(&self, ino: u64) -> Option<(usize, usize)> {
+        let a = self.g.inode(ino)?;
+        let ag = a.agno as usize;
+        Some((ag, self.ags[ag].slot(a.agino)?))
     }
 }

@@ -1,8 +1,8 @@
 //! Links: one parent for each directory, link counts, and lost+found.
 
-use super::Mend;
 use super::dir::{self, DirectoryTree, FoundEntry};
-use crate::check::{Place, Structure};
+use super::{Mend, local};
+use crate::check::{Counter, Place, Structure};
 use crate::format::*;
 use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -88,11 +88,9 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
     dirs.extend(parent.keys());
     for ino in dirs {
         if m.kind_of(ino) == FileType::Directory
-            && let Some(a) = m.g.inode(ino)
-            && let Some(slot) = m.ags[a.agno as usize].slot(a.agino)
+            && let Some((ag, slot)) = m.slot(ino)
         {
-            let n = 2 + subdirs.get(&ino).copied().unwrap_or(0);
-            m.ags[a.agno as usize].seen[slot] = n;
+            m.ags[ag].seen[slot] = 2 + subdirs.get(&ino).copied().unwrap_or(0);
         }
     }
 }
@@ -195,10 +193,8 @@ fn lost_files(m: &Mend<'_>) -> Vec<u64> {
 }
 
 fn see(m: &mut Mend<'_>, ino: u64) {
-    if let Some(a) = m.g.inode(ino)
-        && let Some(slot) = m.ags[a.agno as usize].slot(a.agino)
-    {
-        m.ags[a.agno as usize].seen[slot] += 1;
+    if let Some((ag, slot)) = m.slot(ino) {
+        m.ags[ag].seen[slot] += 1;
     }
 }
 
@@ -278,16 +274,8 @@ pub(crate) fn all(m: &mut Mend<'_>) {
             }
         }
         for (ino, seen) in wrong {
-            let Some(mut raw) = m.raw(ino) else { continue };
-            let Ok(d) = Dinode::at(&raw, 0) else { continue };
-            let mut d = *d;
-            d.v2.nlink.set(seen);
-            d.put(&mut raw, 0);
-            m.put_inode(ino, &mut raw);
-            m.say(
-                Place::inode(Structure::Inode, ino),
-                format!("link count set to {seen}"),
-            );
+            let place = Place::inode(Structure::Inode, ino);
+            local::set(m, place, Counter::Links, seen.into());
         }
     }
 }

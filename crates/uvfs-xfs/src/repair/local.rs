@@ -33,19 +33,17 @@ pub(crate) fn mend(m: &mut Mend<'_>, found: &[Finding], count: u64, late: Late) 
     }
     for (place, counter, value) in counters {
         set(m, place, counter, value);
-        m.say(
-            place,
-            match counter {
-                Counter::Links => format!("link count set to {value}"),
-                _ => format!("{counter} set to {value}"),
-            },
-        );
     }
     true
 }
 
-/// Sets a counter.
-fn set(m: &mut Mend<'_>, place: Place, counter: Counter, value: u64) {
+/// Sets a counter, and tells it.
+pub(crate) fn set(m: &mut Mend<'_>, place: Place, counter: Counter, value: u64) {
+    let text = match counter {
+        Counter::Links => format!("link count set to {value}"),
+        _ => format!("{counter} set to {value}"),
+    };
+    m.say(place, text);
     let agf = |at| (AGF_SECTOR, at, AGF_CRC_OFFSET);
     let agi = |at| (AGI_SECTOR, at, AGI_CRC_OFFSET);
     let mut sb = m.sb;

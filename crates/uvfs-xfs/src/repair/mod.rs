@@ -66,7 +66,7 @@ use crate::blocks::Blocks;
 use crate::check::{self, CheckOptions, CheckProgress, Finding, Place, Problem, Structure, Use};
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::Geometry;
 use crate::log::LogState;
 use crate::remember::remembered;
 use overlay::Overlay;
@@ -100,7 +100,7 @@ pub struct RepairOptions {
 pub type Change = Finding<String>;
 
 /// The result of a repair.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RepairOutcome {
     /// The findings of the first check.
     pub found: Vec<Finding>,
@@ -136,18 +136,7 @@ pub fn repair(
     let choices = superblock::settle(&*blocks)?;
     let superblock::Choice { sb, g, as_is } = better(choices, &blocks, options)?;
     refuse(&g, &*blocks)?;
-    let mut out = RepairOutcome {
-        found: Vec::new(),
-        found_count: 0,
-        changes: Vec::new(),
-        change_count: 0,
-        left: Vec::new(),
-        left_count: 0,
-        dirty_log: None,
-        inodes: 0,
-        rounds: 0,
-        written: 0,
-    };
+    let mut out = RepairOutcome::default();
     let state = crate::log::survey(&blocks, &g).0;
     if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
         out.dirty_log = Some(state);
@@ -161,11 +150,9 @@ pub fn repair(
     if bound.is_none() {
         let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
         let (mut m, before) = Mend::new(&disk, sb, g.clone(), as_is, &state);
-        let mut told = quick::Told::default();
-        match quick::mend(&mut m, &disk, &checking, progress, &mut told)? {
-            quick::Quick::Mended => {
-                out.found_count = before + told.found_count;
-                (out.found, out.inodes, out.rounds) = (told.found, told.inodes, told.rounds);
+        match quick::mend(&mut m, &disk, &checking, progress)? {
+            quick::Quick::Mended(mut out) => {
+                out.found_count += before;
                 return finish(m, out, options, sink);
             }
             quick::Quick::Not(outcome) => first = outcome,
@@ -534,12 +521,7 @@ impl<'a> Mend<'a> {
 
     /// Byte of an inode on the device.
     pub fn inode_offset(&self, ino: u64) -> Option<u64> {
-        let a = self.g.inode(ino)?;
-        let at = AgBlock {
-            agno: a.agno,
-            agbno: a.agbno,
-        };
-        Some((self.g.daddr(at) << 9) + (u64::from(a.index) << self.g.inodelog))
+        self.g.inode(ino).map(|a| self.g.inode_byte(a))
     }
 
     /// The bytes of an inode.

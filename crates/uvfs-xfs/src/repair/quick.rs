@@ -9,7 +9,7 @@
 use super::dir::{self, DirectoryTree};
 use super::space::{self, AgToMend, FoundChunk};
 use super::trees::walk;
-use super::{Mend, Overlay, chunks, groups, links, local};
+use super::{Mend, Overlay, RepairOutcome, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
 use crate::check::{
     self, ChangedSince, CheckOptions, CheckOutcome, CheckProgress, Counter, Finding, Kept, Problem,
@@ -34,18 +34,9 @@ const MAX_SHARED: u64 = 1 << 22;
 /// The outcome of a quick repair.
 pub(crate) enum Quick {
     /// The file system is sound now.
-    Mended,
+    Mended(RepairOutcome),
     /// Nothing was mended. The result of the check of all, if it was of the image as it is.
     Not(Option<CheckOutcome>),
-}
-
-/// The messages about a repair.
-#[derive(Default)]
-pub(crate) struct Told {
-    pub found: Vec<Finding>,
-    pub found_count: u64,
-    pub inodes: u64,
-    pub rounds: usize,
 }
 
 /// Checks the file system, and mends it if that is quickly done. `disk` is that of `m`.
@@ -54,8 +45,8 @@ pub(crate) fn mend(
     disk: &Arc<Overlay>,
     options: &CheckOptions,
     progress: &CheckProgress,
-    told: &mut Told,
 ) -> Result<Quick> {
+    let mut told = RepairOutcome::default();
     let (mut outcome, mut kept) = check::keeping(disk.clone(), options, progress, true)?;
     (told.found, told.found_count) = (outcome.findings.clone(), outcome.count);
     let trees = kept.take_if(|k| k.stopped);
@@ -73,18 +64,18 @@ pub(crate) fn mend(
     }
     told.inodes = outcome.inodes;
     if outcome.count == 0 {
-        return Ok(Quick::Mended);
+        return Ok(Quick::Mended(told));
     }
     told.rounds += 1;
     if local::mend(m, &outcome.findings, outcome.count, outcome.late) {
-        return Ok(Quick::Mended);
+        return Ok(Quick::Mended(told));
     }
     let is_mended = match kept {
         Some(kept) if is_simple(&kept, &outcome) => directories(m, kept, &outcome),
         _ => false,
     };
     Ok(match is_mended {
-        true => Quick::Mended,
+        true => Quick::Mended(told),
         false => Quick::Not(Some(outcome).filter(|_| trees.is_none())),
     })
 }

@@ -190,14 +190,12 @@ fn survey_inode(ctx: &Ctx<'_>, rd: &mut Reader<'_>, raw: &[u8]) {
         return;
     };
     let kind = FileType::from_mode(d.mode.get());
-    let (data_at, big) = match Dinode::at(raw, 0) {
-        Ok(v3) if d.version == 3 => (DINODE_V3_SIZE, v3.flags2.get() & DIFLAG2_NREXT64 != 0),
-        _ => (DINODE_V2_SIZE, false),
-    };
-    let (n, an) = if big {
-        (d.big_nextents.get(), d.nextents.get())
-    } else {
-        (d.nextents.get().into(), d.anextents.get().into())
+    let (data_at, (n, an)) = match Dinode::at(raw, 0) {
+        Ok(v3) if d.version == 3 => (DINODE_V3_SIZE, v3.extent_counts()),
+        _ => {
+            let counts = (d.nextents.get().into(), d.anextents.get().into());
+            (DINODE_V2_SIZE, counts)
+        }
     };
     let attr_at = match d.forkoff {
         0 => raw.len(),
@@ -207,7 +205,7 @@ fn survey_inode(ctx: &Ctx<'_>, rd: &mut Reader<'_>, raw: &[u8]) {
         survey_fork(ctx, rd, d.format, n, raw.get(data_at..attr_at));
     }
     if d.forkoff != 0 {
-        survey_fork(ctx, rd, d.aformat, an.into(), raw.get(attr_at..));
+        survey_fork(ctx, rd, d.aformat, an, raw.get(attr_at..));
     }
 }
 
