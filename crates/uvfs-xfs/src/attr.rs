@@ -24,17 +24,22 @@ const ACL_NAMES: [(&[u8], &[u8]); 2] = [
     (b"SGI_ACL_DEFAULT", b"system.posix_acl_default"),
 ];
 
+/// Bytes of an entry of a POSIX ACL.
+const ACL_ENTRY: usize = 12;
+
 /// Where an attribute's value is.
-enum Value<'a> {
+pub(crate) enum Value<'a> {
     Here(&'a [u8]),
     Remote { block: u32, len: u32 },
 }
 
 /// An attribute as it is stored.
-struct Stored<'a> {
-    flags: u8,
-    name: &'a [u8],
-    value: Value<'a>,
+pub(crate) struct Stored<'a> {
+    pub flags: u8,
+    pub name: &'a [u8],
+    pub value: Value<'a>,
+    /// Where its bytes end in the inode's fork or the leaf.
+    pub end: usize,
 }
 
 impl Stored<'_> {
@@ -262,94 +267,95 @@ fn shortform(inode: &Inode, visit: &mut dyn FnMut(Stored<'_>) -> Result<bool>) -
     let bad = |f| inode.fault(SHORTFORM, f);
     let fork = inode.fork_bytes(Fork::Attr);
     let h = AttrSfHeader::at(fork, 0).map_err(bad)?;
-    let total = usize::from(h.totsize.get());
-    let Some(data) = fork.get(..total) else {
-        return Err(bad(Fault::field(
-            "totsize",
-            "what fits in the inode",
-            h.totsize.get(),
-        )));
-    };
-    let mut at = AttrSfHeader::SIZE;
-    for _ in 0..h.count {
-        let e = AttrSfEntry::at(data, at).map_err(bad)?;
-        let name_at = at + AttrSfEntry::SIZE;
-        let value_at = name_at + usize::from(e.namelen);
-        let end = value_at + usize::from(e.valuelen);
-        if end > data.len() {
-            return Err(bad(Fault::Short {
-                need: end,
-                have: data.len(),
-            }));
-        }
-        let stored = Stored {
-            flags: e.flags,
-            name: &data[name_at..value_at],
-            value: Value::Here(&data[value_at..end]),
-        };
+    let total = h.totsize.get();
+    let fits = || bad(Fault::field("totsize", "what fits in the inode", total));
+    let data = fork.get(..total.into()).ok_or_else(fits)?;
+    for stored in short_attrs(data).take(h.count.into()) {
+        let stored = stored.map_err(bad)?;
         if stored.visible() && !visit(stored)? {
             break;
         }
-        at = end;
     }
     Ok(())
 }
 
-/// The attribute that an entry of a leaf stands for.
-fn leaf_attr<'a>(block: &'a [u8], e: &AttrLeafEntry) -> Result<Stored<'a>, Fault> {
-    let at = usize::from(e.nameidx.get());
-    let short = |need| Fault::Short {
-        need,
-        have: block.len(),
-    };
-    if e.flags & ATTR_LOCAL != 0 {
-        let n = AttrNameLocal::at(block, at)?;
-        let name_at = at + AttrNameLocal::SIZE;
-        let value_at = name_at + usize::from(n.namelen);
-        let end = value_at + usize::from(n.valuelen.get());
-        let value = block.get(value_at..end).ok_or(short(end))?;
-        let name = &block[name_at..value_at];
+/// The attributes inside an inode, from the first on: as many as are asked for, whatever the header says. After a
+/// fault there is only the same fault.
+pub(crate) fn short_attrs(data: &[u8]) -> impl Iterator<Item = Result<Stored<'_>, Fault>> {
+    let mut at = AttrSfHeader::SIZE;
+    std::iter::repeat_with(move || {
+        let e = AttrSfEntry::at(data, at)?;
+        let name_at = at + AttrSfEntry::SIZE;
+        let value_at = name_at + usize::from(e.namelen);
+        let end = value_at + usize::from(e.valuelen);
+        let value = data.get(value_at..end).ok_or(Fault::Short {
+            need: end,
+            have: data.len(),
+        })?;
+        at = end;
         Ok(Stored {
             flags: e.flags,
-            name,
+            name: &data[name_at..value_at],
             value: Value::Here(value),
+            end,
         })
+    })
+}
+
+/// The attribute that an entry of a leaf stands for.
+pub(crate) fn leaf_attr<'a>(block: &'a [u8], e: &AttrLeafEntry) -> Result<Stored<'a>, Fault> {
+    let at = usize::from(e.nameidx.get());
+    let (name_at, namelen, valuelen, remote) = if e.flags & ATTR_LOCAL != 0 {
+        let n = AttrNameLocal::at(block, at)?;
+        let name_at = at + AttrNameLocal::SIZE;
+        (name_at, n.namelen, n.valuelen.get(), None)
     } else {
         let n = AttrNameRemote::at(block, at)?;
-        let name_at = at + AttrNameRemote::SIZE;
-        let end = name_at + usize::from(n.namelen);
-        let name = block.get(name_at..end).ok_or(short(end))?;
         let value = Value::Remote {
             block: n.valueblk.get(),
             len: n.valuelen.get(),
         };
-        Ok(Stored {
-            flags: e.flags,
-            name,
-            value,
-        })
-    }
+        (at + AttrNameRemote::SIZE, n.namelen, 0, Some(value))
+    };
+    let value_at = name_at + usize::from(namelen);
+    let end = value_at + usize::from(valuelen);
+    let value = block.get(value_at..end).ok_or(Fault::Short {
+        need: end,
+        have: block.len(),
+    })?;
+    Ok(Stored {
+        flags: e.flags,
+        name: &block[name_at..value_at],
+        // In C the head of a name whose value is elsewhere is rounded up to 12 bytes, and the format counts that.
+        end: end + 2 * usize::from(remote.is_some()),
+        value: remote.unwrap_or(Value::Here(value)),
+    })
+}
+
+/// The entries that a POSIX ACL has by its size, and the number that it says, if an attribute is one and they differ.
+pub(crate) fn acl_miscount(flags: u8, name: &[u8], value: &[u8]) -> Option<(usize, u32)> {
+    let acl = flags & ATTR_ROOT != 0 && ACL_NAMES.iter().any(|(n, _)| *n == name);
+    let count = Be32::at(value, 0).map_or(0, |c| c.get());
+    let bytes = (count as usize).checked_mul(ACL_ENTRY);
+    let right = bytes.and_then(|n| n.checked_add(4)) == Some(value.len());
+    (acl && !right).then(|| (value.len().saturating_sub(4) / ACL_ENTRY, count))
 }
 
 /// Turns an ACL as XFS stores it (`xfs_acl`: count, then tag, id, permissions, big-endian) into
 /// the extended attribute that programs know (`posix_acl_xattr_header`, version 2,
 /// little-endian).
 fn acl_to_xattr(stored: &[u8]) -> Result<Vec<u8>, Fault> {
-    const ENTRY: usize = 12;
     // Tags of entries that name a user or group: ACL_USER and ACL_GROUP.
     const NAMED: [u32; 2] = [0x02, 0x08];
     let count = Be32::at(stored, 0)?.get();
     let entries = &stored[4..];
-    if (count as usize).checked_mul(ENTRY) != Some(entries.len()) {
-        return Err(Fault::field(
-            "acl_cnt",
-            "as many entries as there are",
-            count,
-        ));
+    if (count as usize).checked_mul(ACL_ENTRY) != Some(entries.len()) {
+        let expected = "as many entries as there are";
+        return Err(Fault::field("acl_cnt", expected, count));
     }
     let mut out = Vec::with_capacity(4 + entries.len());
     out.extend_from_slice(&2u32.to_le_bytes());
-    for e in entries.chunks_exact(ENTRY) {
+    for e in entries.chunks_exact(ACL_ENTRY) {
         let tag = Be32::at(e, 0)?.get();
         let id = if NAMED.contains(&tag) {
             Be32::at(e, 4)?.get()

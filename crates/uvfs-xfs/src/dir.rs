@@ -207,12 +207,9 @@ impl Volume {
                 .dir_data_block(dir, db)?
                 .ok_or_else(|| hole(dir, DATA, db))?;
             let end = data_end(&block, g.features.crc).map_err(|f| dir.fault(DATA, f))?;
-            let mut offset = dir_data_header_len(g.features.crc);
-            while offset < end {
-                let (len, entry) =
-                    data_record(&block, offset, end, db, g).map_err(|f| dir.fault(DATA, f))?;
-                offset += len;
-                if let Some(e) = entry
+            for record in records(&block, end, db, g) {
+                let record = record.map_err(|f| dir.fault(DATA, f))?;
+                if let Some(e) = record.entry
                     && e.next > start
                     && !visit(e)
                 {
@@ -281,7 +278,7 @@ fn hole(dir: &Inode, what: &'static str, block: u64) -> Error {
     dir.fault(what, Fault::field("mapping", "a block, not a hole", block))
 }
 
-fn is_single(block: &[u8], crc: bool) -> bool {
+pub(crate) fn is_single(block: &[u8], crc: bool) -> bool {
     let magic = if crc {
         DIR3_BLOCK_MAGIC
     } else {
@@ -304,13 +301,74 @@ fn equal_run(index: &[Dir2LeafEntry], hash: u32) -> impl Iterator<Item = &Dir2Le
 }
 
 /// Where the entries of a data block end: at its end, or where a single block's index begins.
-fn data_end(block: &[u8], crc: bool) -> Result<usize, Fault> {
+pub(crate) fn data_end(block: &[u8], crc: bool) -> Result<usize, Fault> {
     if is_single(block, crc) {
         let (_, index) = dir_block_entries(block)?;
         Ok(block.len() - Dir2BlockTail::SIZE - size_of_val(index))
     } else {
         Ok(block.len())
     }
+}
+
+/// The directory blocks in `extents`, by number, once each: a directory block is of `per` file blocks, and may be made
+/// of several extents.
+pub(crate) fn dir_blocks(extents: &[Extent], per: u64) -> impl Iterator<Item = u64> {
+    let mut previous = None;
+    let blocks = move |e: &Extent| {
+        let last = e.startoff + u64::from(e.blockcount) - 1;
+        e.startoff / per..=last / per
+    };
+    let all = extents.iter().flat_map(blocks);
+    all.filter(move |db| previous.replace(*db) != Some(*db))
+}
+
+/// A record of a data block: an entry, or a hole.
+pub(crate) struct Record<'a> {
+    pub offset: usize,
+    pub len: usize,
+    pub entry: Option<DirEntry<'a>>,
+}
+
+/// The records of directory block `db` up to byte `end`. After a fault it goes on with the same record if only the
+/// tag is wrong, or with the next bytes that look like a record.
+pub(crate) fn records<'a>(
+    block: &'a [u8],
+    end: usize,
+    db: u64,
+    g: &'a Geometry,
+) -> impl Iterator<Item = Result<Record<'a>, Fault>> {
+    let (mut offset, mut fault) = (dir_data_header_len(g.features.crc), false);
+    std::iter::from_fn(move || {
+        let mut found = None;
+        if std::mem::take(&mut fault) {
+            found = untagged(block, offset, end, db, g);
+            offset += if found.is_none() { DIR2_DATA_ALIGN } else { 0 };
+        }
+        if offset >= end {
+            return None;
+        }
+        let read = found.map_or_else(|| data_record(block, offset, end, db, g), Ok);
+        let record = read.map(|(len, entry)| Record { offset, len, entry });
+        match &record {
+            Ok(r) => offset += r.len,
+            Err(_) => fault = true,
+        }
+        Some(record)
+    })
+}
+
+/// An entry whose tag is wrong, but after which the next record begins.
+fn untagged<'a>(
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+    db: u64,
+    g: &Geometry,
+) -> Option<(usize, Option<DirEntry<'a>>)> {
+    let (len, entry) = any_record(block, offset, end, db, g, false).ok()?;
+    FileType::from_ftype(*block.get(offset + Dir2DataEntry::SIZE + entry?.name.len())?)?;
+    let next = offset + len;
+    (next == end || data_record(block, next, end, db, g).is_ok()).then_some((len, entry))
 }
 
 /// The record at `offset` of a data block whose records end at `end`: its length, and the entry
@@ -321,6 +379,18 @@ pub(crate) fn data_record<'a>(
     end: usize,
     db: u64,
     g: &Geometry,
+) -> Result<(usize, Option<DirEntry<'a>>), Fault> {
+    any_record(block, offset, end, db, g, true)
+}
+
+/// As [`data_record`], if `tagged`; else an entry's tag may be anything.
+fn any_record<'a>(
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+    db: u64,
+    g: &Geometry,
+    tagged: bool,
 ) -> Result<(usize, Option<DirEntry<'a>>), Fault> {
     let records = &block[..end];
     if Be16::at(records, offset)?.get() == DIR2_DATA_FREE_TAG {
@@ -346,24 +416,16 @@ pub(crate) fn data_record<'a>(
         ));
     }
     let tag = Be16::at(records, offset + len - 2)?.get();
-    if usize::from(tag) != offset {
+    if tagged && usize::from(tag) != offset {
         return Err(Fault::field("tag", "the entry's own offset", tag));
     }
     let name_at = offset + Dir2DataEntry::SIZE;
     let name = &records[name_at..name_at + namelen];
     check_name(name)?;
-    let ino = e.inumber.get();
-    if g.inode(ino).is_none() {
-        return Err(Fault::field(
-            "inumber",
-            "an inode inside the file system",
-            ino,
-        ));
-    }
-    let file_type = if g.features.ftype {
-        FileType::from_ftype(records[name_at + namelen]).unwrap_or_default()
-    } else {
-        FileType::Unknown
+    let ino = check_inumber(e.inumber.get(), g)?;
+    let file_type = match g.features.ftype {
+        true => FileType::from_ftype(records[name_at + namelen]).unwrap_or_default(),
+        false => FileType::Unknown,
     };
     let dataptr = (db * u64::from(g.dir_block_size) + offset as u64) / DIR2_DATA_ALIGN as u64;
     Ok((
@@ -385,6 +447,59 @@ fn check_name(name: &[u8]) -> Result<(), Fault> {
     }
 }
 
+fn check_inumber(ino: u64, g: &Geometry) -> Result<u64, Fault> {
+    let outside = || Fault::field("inumber", "an inode inside the file system", ino);
+    g.inode(ino).map(|_| ino).ok_or_else(outside)
+}
+
+/// An entry inside an inode, as it is stored.
+pub(crate) struct ShortEntry<'a> {
+    pub name: &'a [u8],
+    pub ino: u64,
+    /// The byte of its type, 0 without that feature.
+    pub ftype: u8,
+    /// Where it would be in a block.
+    pub offset: usize,
+    /// Where its bytes end in the inode.
+    pub end: usize,
+}
+
+/// The parent that a short-form directory names, and its entries, with inode numbers of eight bytes or four: as many
+/// entries as are asked for, whatever the header says. After a fault there is only the same fault.
+pub(crate) fn short_entries<'a>(
+    data: &'a [u8],
+    wide: bool,
+    g: &Geometry,
+) -> Result<(u64, impl Iterator<Item = Result<ShortEntry<'a>, Fault>>), Fault> {
+    let ftype = g.features.ftype;
+    let number = move |at: usize| match wide {
+        true => Be64::at(data, at).map(|v| v.get()),
+        false => Be32::at(data, at).map(|v| v.get().into()),
+    };
+    let mut at = short_header_len(wide);
+    let entries = std::iter::repeat_with(move || {
+        let e = Dir2SfEntry::at(data, at)?;
+        let name_at = at + Dir2SfEntry::SIZE;
+        let name_end = name_at + usize::from(e.namelen);
+        let ino_at = name_end + usize::from(ftype);
+        let ino = number(ino_at)?;
+        at = ino_at + if wide { 8 } else { 4 };
+        Ok(ShortEntry {
+            name: &data[name_at..name_end],
+            ino,
+            ftype: if ftype { data[name_end] } else { 0 },
+            offset: e.offset.get().into(),
+            end: at,
+        })
+    });
+    Ok((number(Dir2SfHeader::SIZE)?, entries))
+}
+
+/// Bytes of the header of a short-form directory, the parent's number included.
+pub(crate) fn short_header_len(wide: bool) -> usize {
+    Dir2SfHeader::SIZE + if wide { 8 } else { 4 }
+}
+
 /// Visits the entries of a short-form directory, "." and ".." first, until `visit` gives `false`.
 /// Positions are those that the entries would have in a block.
 fn for_each_shortform(
@@ -396,24 +511,9 @@ fn for_each_shortform(
     let bad = |f| dir.fault(WHAT, f);
     let data = dir.local_data();
     let h = Dir2SfHeader::at(data, 0).map_err(bad)?;
-    let wide = h.i8count != 0;
-    let ino_at = |at: usize| -> Result<u64> {
-        let ino = if wide {
-            Be64::at(data, at).map_err(bad)?.get()
-        } else {
-            Be32::at(data, at).map_err(bad)?.get().into()
-        };
-        if g.inode(ino).is_none() {
-            return Err(bad(Fault::field(
-                "inumber",
-                "an inode inside the file system",
-                ino,
-            )));
-        }
-        Ok(ino)
-    };
+    let (parent, entries) = short_entries(data, h.i8count != 0, g).map_err(bad)?;
+    let parent = check_inumber(parent, g).map_err(bad)?;
     let next = |offset: usize| (offset / DIR2_DATA_ALIGN) as u64 + 1;
-    let ino_len = if wide { 8 } else { 4 };
     let dot = dir_data_header_len(g.features.crc);
     let dotdot = dot + dir_entry_len(1, g.features.ftype);
     let file_type = if g.features.ftype {
@@ -421,7 +521,6 @@ fn for_each_shortform(
     } else {
         FileType::Unknown
     };
-    let parent = ino_at(Dir2SfHeader::SIZE)?;
     if !visit(DirEntry {
         ino: dir.ino,
         name: b".",
@@ -435,47 +534,25 @@ fn for_each_shortform(
     }) {
         return Ok(());
     }
-    let mut at = Dir2SfHeader::SIZE + ino_len;
     let mut least = dotdot + dir_entry_len(2, g.features.ftype);
-    for _ in 0..h.count {
-        let e = Dir2SfEntry::at(data, at).map_err(bad)?;
-        let (namelen, offset) = (usize::from(e.namelen), usize::from(e.offset.get()));
-        if namelen == 0 {
+    for e in entries.take(h.count.into()) {
+        let e = e.map_err(bad)?;
+        if e.name.is_empty() {
             return Err(bad(Fault::field("namelen", "at least 1", 0u64)));
         }
-        if offset < least || !offset.is_multiple_of(DIR2_DATA_ALIGN) {
-            return Err(bad(Fault::field(
-                "offset",
-                "after the entry before",
-                e.offset.get(),
-            )));
+        if e.offset < least || !e.offset.is_multiple_of(DIR2_DATA_ALIGN) {
+            let found = e.offset as u64;
+            return Err(bad(Fault::field("offset", "after the entry before", found)));
         }
-        least = offset + dir_entry_len(namelen, g.features.ftype);
-        let name_at = at + Dir2SfEntry::SIZE;
-        let need = name_at + namelen + usize::from(g.features.ftype);
-        let Some(name) = data
-            .get(name_at..name_at + namelen)
-            .filter(|_| need <= data.len())
-        else {
-            return Err(bad(Fault::Short {
-                need,
-                have: data.len(),
-            }));
+        least = e.offset + dir_entry_len(e.name.len(), g.features.ftype);
+        check_name(e.name).map_err(bad)?;
+        let entry = DirEntry {
+            ino: check_inumber(e.ino, g).map_err(bad)?,
+            name: e.name,
+            file_type: FileType::from_ftype(e.ftype).unwrap_or_default(),
+            next: next(e.offset),
         };
-        check_name(name).map_err(bad)?;
-        let file_type = if g.features.ftype {
-            FileType::from_ftype(data[name_at + namelen]).unwrap_or_default()
-        } else {
-            FileType::Unknown
-        };
-        let ino = ino_at(need)?;
-        at = need + ino_len;
-        if !visit(DirEntry {
-            ino,
-            name,
-            file_type,
-            next: next(offset),
-        }) {
+        if !visit(entry) {
             break;
         }
     }

@@ -7,27 +7,31 @@ use super::da::DaTree;
 use super::problem::{Place, Structure};
 use super::reader::Reader;
 use super::runs::read_run;
+use crate::attr::{Stored, Value, acl_miscount, leaf_attr, short_attrs};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 
 /// Blocks that an attribute fork may have: its file block numbers are 32 bits.
 const MAX_BLOCK: u64 = 1 << 32;
 
-fn check_name(ctx: &Ctx<'_>, place: Place, what: &str, name: &[u8], flags: u8) {
+/// Checks what holds for every attribute `i`.
+fn stored_attr(ctx: &Ctx<'_>, place: Place, i: usize, stored: &Stored<'_>) {
+    let Stored { flags, name, .. } = *stored;
+    let report = ctx.report;
     if name.is_empty() {
-        ctx.report.bad(place, format!("{what} has no name"));
+        report.bad(place, format!("attribute {i} has no name"));
     }
     if name.contains(&0) && flags & ATTR_PARENT == 0 {
-        ctx.report
-            .bad(place, format!("{what} has a zero byte in its name"));
+        report.bad(place, format!("attribute {i} has a zero byte in its name"));
     }
     if (flags & ATTR_NSP_MASK).count_ones() > 1 {
-        ctx.report.differ(
-            place,
-            format!("flags of {what}"),
-            "at most one namespace",
-            format!("{flags:#x}"),
-        );
+        let (field, found) = (format!("flags of attribute {i}"), format!("{flags:#x}"));
+        report.differ(place, field, "at most one namespace", found);
+    }
+    if let Value::Here(value) = stored.value
+        && let Some((expected, found)) = acl_miscount(flags, name, value)
+    {
+        report.differ(place, "entries of an access control list", expected, found);
     }
 }
 
@@ -39,8 +43,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: 
     if extents.is_empty() {
         return;
     }
-    let (g, report) = (ctx.g, ctx.report);
-    let crc = g.features.crc;
+    let crc = ctx.g.features.crc;
     let place = Place::inode(Structure::Attributes, inode.ino);
     let mut remote: Vec<(u32, u32)> = Vec::new();
     let mut previous = 0;
@@ -59,7 +62,6 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: 
     for (number, len) in remote {
         value(ctx, rd, inode, extents, number, len);
     }
-    let _ = report;
 }
 
 fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
@@ -79,51 +81,23 @@ fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
         );
     };
     let mut at = AttrSfHeader::SIZE;
-    for i in 0..h.count {
-        let what = format!("attribute {i}");
-        let name_at = at + AttrSfEntry::SIZE;
-        let Some((e, name)) = AttrSfEntry::at(data, at).ok().and_then(|e| {
-            let end = name_at + usize::from(e.namelen);
-            Some((e, data.get(name_at..end)?))
-        }) else {
-            return report.bad(place, format!("{what} ends beyond totsize"));
+    for (i, stored) in short_attrs(data).take(h.count.into()).enumerate() {
+        let Ok(stored) = stored else {
+            return report.bad(place, format!("attribute {i} ends beyond totsize"));
         };
-        if e.flags & !(ATTR_NSP_MASK) != 0 {
+        if stored.flags & !ATTR_NSP_MASK != 0 {
+            let found = format!("{:#x}", stored.flags);
             report.differ(
                 place,
-                format!("flags of {what}"),
+                format!("flags of attribute {i}"),
                 "a namespace",
-                format!("{:#x}", e.flags),
+                found,
             );
         }
-        check_name(ctx, place, &what, name, e.flags);
-        at = name_at + name.len() + usize::from(e.valuelen);
-        if at > total {
-            return report.bad(place, format!("{what} ends beyond totsize"));
-        }
-        let value = &data[at - usize::from(e.valuelen)..at];
-        acl(ctx, place, e.flags, name, value);
+        stored_attr(ctx, place, i, &stored);
+        at = stored.end;
     }
     report.same(place, "totsize", at, total);
-}
-
-/// A POSIX ACL's entries are counted.
-fn acl(ctx: &Ctx<'_>, place: Place, flags: u8, name: &[u8], value: &[u8]) {
-    if flags & ATTR_ROOT == 0 || !matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT") {
-        return;
-    }
-    let count = Be32::at(value, 0).map_or(0, |c| c.get());
-    let want = (count as usize)
-        .checked_mul(12)
-        .and_then(|n| n.checked_add(4));
-    if want != Some(value.len()) {
-        ctx.report.differ(
-            place,
-            "entries of an access control list",
-            value.len().saturating_sub(4) / 12,
-            count,
-        );
-    }
 }
 
 /// Where the first name begins; 0 stands for the end of a block of 64 KiB.
@@ -131,36 +105,6 @@ fn firstused(counts: &AttrLeafCounts) -> usize {
     match counts.firstused.get() {
         0 => 65536,
         f => usize::from(f),
-    }
-}
-
-/// Where an attribute's name ends, the name, and the block and length of a value that is not in the leaf.
-type Named<'a> = (&'a [u8], usize, Option<(u32, u32)>);
-
-fn name_of<'a>(
-    ctx: &Ctx<'_>,
-    place: Place,
-    block: &'a [u8],
-    e: &AttrLeafEntry,
-) -> Option<Named<'a>> {
-    let at = usize::from(e.nameidx.get());
-    if e.flags & ATTR_LOCAL != 0 {
-        AttrNameLocal::at(block, at).ok().and_then(|n| {
-            let name_at = at + AttrNameLocal::SIZE;
-            let value_at = name_at + usize::from(n.namelen);
-            let end = value_at + usize::from(n.valuelen.get());
-            let name = block.get(name_at..value_at)?;
-            acl(ctx, place, e.flags, name, block.get(value_at..end)?);
-            Some((name, end, None))
-        })
-    } else {
-        AttrNameRemote::at(block, at).ok().and_then(|n| {
-            let name_at = at + AttrNameRemote::SIZE;
-            let end = name_at + usize::from(n.namelen);
-            let value = (n.valueblk.get(), n.valuelen.get());
-            // In C the head's size is rounded up, and the format counts that.
-            Some((block.get(name_at..end)?, end + 2, Some(value)))
-        })
     }
 }
 
@@ -257,47 +201,35 @@ fn leaf(
             );
         }
         let at = usize::from(e.nameidx.get());
-        let Some((name, end, value)) = name_of(ctx, place, block, e) else {
-            report.differ(
-                place,
-                format!("nameidx of {what}"),
-                "a name inside the block",
-                at,
-            );
+        let Ok(stored) = leaf_attr(block, e) else {
+            let field = format!("nameidx of {what}");
+            report.differ(place, field, "a name inside the block", at);
             continue;
         };
-        check_name(ctx, place, &what, name, e.flags);
+        stored_attr(ctx, place, i, &stored);
         // A parent pointer's hash covers the parent, too.
-        if e.flags & ATTR_PARENT == 0 && da_hashname(name) != hash {
-            report.differ(
-                place,
-                format!("hash of {what}"),
-                format!("{:#x}", da_hashname(name)),
-                format!("{hash:#x}"),
-            );
+        let named = da_hashname(stored.name);
+        if e.flags & ATTR_PARENT == 0 && named != hash {
+            let (expected, found) = (format!("{named:#x}"), format!("{hash:#x}"));
+            report.differ(place, format!("hash of {what}"), expected, found);
         }
         if at < firstused {
-            report.differ(
-                place,
-                format!("nameidx of {what}"),
-                format!("at least firstused ({firstused})"),
-                at,
-            );
+            let expected = format!("at least firstused ({firstused})");
+            report.differ(place, format!("nameidx of {what}"), expected, at);
         }
-        used.push((at, end.next_multiple_of(4)));
-        if let Some((number, len)) = value
+        used.push((at, stored.end.next_multiple_of(4)));
+        if let Value::Remote { block: number, len } = stored.value
             && e.flags & ATTR_INCOMPLETE == 0
         {
             if number != 0 && len as usize <= ATTR_MAX_VALUE {
                 remote.push((number, len));
                 continue;
             }
-            report.differ(
-                place,
+            let (field, found) = (
                 format!("valueblk, valuelen of {what}"),
-                "a block, at most 65536 bytes",
                 format!("{number}, {len}"),
             );
+            report.differ(place, field, "a block, at most 65536 bytes", found);
         }
     }
     room(ctx, place, counts, used, entries_end..block.len());

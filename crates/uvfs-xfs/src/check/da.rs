@@ -126,16 +126,10 @@ impl<'c, 'a> DaTree<'c, 'a> {
         };
         ctx.lsn(place, &block, 24);
         let is_node = kind == Some(DA_NODE_MAGIC);
-        let node = if is_node {
-            match da_node_entries(&block, g.features.crc) {
-                Ok(n) => Some(n),
-                Err(f) => {
-                    report.bad(place, f);
-                    return self.lost();
-                }
-            }
-        } else {
-            None
+        let node = is_node.then(|| report.sound(place, da_node_entries(&block, g.features.crc)));
+        let node = match node {
+            Some(None) => return self.lost(),
+            node => node.flatten(),
         };
         let this = node.map_or(0, |(c, _)| c.level.get());
         let right_level = match level {

@@ -1,7 +1,6 @@
 //! Directories: entries, hash index, free index.
 
 mod index;
-mod order;
 mod short;
 
 use super::ctx::Ctx;
@@ -10,10 +9,10 @@ use super::problem::{Place, Problem, Structure, show};
 use super::reader::Reader;
 use super::runs::{read_run, want_run};
 use super::space::mix;
-use crate::dir::data_record;
+use crate::dir::{Record, data_record, dir_blocks, is_single, records};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
-use order::leaf_order;
+use index::leaf_order;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
@@ -54,18 +53,6 @@ struct Parts {
     data_end: u64,
     /// The first data block has the index in it.
     single: bool,
-}
-
-/// The numbers of the directory blocks in `extents`, once each; a directory block is of `per` file
-/// blocks, and may be made of several extents.
-fn numbers(extents: &[Extent], per: u64) -> impl Iterator<Item = u64> {
-    let mut previous = None;
-    let blocks = move |e: &Extent| {
-        let last = e.startoff + u64::from(e.blockcount) - 1;
-        e.startoff / per..=last / per
-    };
-    let all = extents.iter().flat_map(blocks);
-    all.filter(move |db| previous.replace(*db) != Some(*db))
 }
 
 /// Checks a directory's contents.
@@ -176,16 +163,13 @@ impl DirCheck<'_, '_> {
             self.round = round;
             let mut entries = std::mem::take(&mut self.entries);
             entries.clear();
-            for db in numbers(self.extents, per).take_while(|db| db * per < leaf_at) {
+            for db in dir_blocks(self.extents, per).take_while(|db| db * per < leaf_at) {
                 let run = read_run(self.ctx, rd, self.place, self.extents, db * per, per);
                 let Some((block, _)) = run else { return };
-                let mut offset = dir_data_header_len(g.features.crc);
-                while offset < block.len() {
-                    let Ok((len, entry)) = data_record(&block, offset, block.len(), db, g) else {
-                        return;
-                    };
-                    offset += len;
-                    let hashed = entry.map(|e| (g.hash_name(e.name), (e.next - 1) as u32));
+                for record in records(&block, block.len(), db, g) {
+                    let Ok(record) = record else { return };
+                    let hashed = record.entry;
+                    let hashed = hashed.map(|e| (g.hash_name(e.name), (e.next - 1) as u32));
                     entries.extend(hashed.filter(|e| self.has(e.0)));
                 }
             }
@@ -268,7 +252,7 @@ impl DirCheck<'_, '_> {
         let free_at = DIR2_FREE_OFFSET >> g.blocklog;
         let end_at = free_at + (free_at - leaf_at);
         let mut parts = Parts::default();
-        let mut numbers = numbers(extents, per);
+        let mut numbers = dir_blocks(extents, per);
         let mark = rd.mark();
         loop {
             let some: SmallVec<[u64; BLOCKS_AHEAD]> = numbers.by_ref().take(BLOCKS_AHEAD).collect();
@@ -283,7 +267,7 @@ impl DirCheck<'_, '_> {
                 let start = db * per;
                 if start < leaf_at {
                     parts.data_end = db + 1;
-                    parts.single |= self.data_block(rd, db, out);
+                    self.whole &= self.data_block(rd, db, &mut parts, out).is_some();
                 } else if start < free_at {
                     parts.index_blocks += 1;
                 } else if start < end_at {
@@ -297,54 +281,36 @@ impl DirCheck<'_, '_> {
         }
     }
 
-    /// Checks a data block; gives whether it is a single-block directory.
-    fn data_block(&mut self, rd: &mut Reader<'_>, db: u64, out: &mut Gathered) -> bool {
+    /// Checks data block `db`; `None` if not all of it could be followed.
+    fn data_block(
+        &mut self,
+        rd: &mut Reader<'_>,
+        db: u64,
+        parts: &mut Parts,
+        out: &mut Gathered,
+    ) -> Option<()> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
-        let crc = g.features.crc;
         let per = u64::from(1u32 << g.dirblklog);
         let base = Place::inode(Structure::DirectoryData, self.ino);
-        let Some((block, a)) = read_run(ctx, rd, base, self.extents, db * per, per) else {
-            self.whole = false;
-            return false;
-        };
+        let (block, a) = read_run(ctx, rd, base, self.extents, db * per, per)?;
         let place = base.at(a.agno, a.agbno);
         let ident = g.ident(g.daddr(a), Some(self.ino));
-        let magic = Be32::at(&block, 0).map_or(0, |m| m.get());
-        let single_magic = match crc {
-            true => DIR3_BLOCK_MAGIC,
-            false => DIR2_BLOCK_MAGIC,
-        };
-        let single = db == 0 && magic == single_magic;
-        let Some(best) = report.sound(place, check_dir_data(&block, single, &ident)) else {
-            self.whole = false;
-            return single;
-        };
+        let single = db == 0 && is_single(&block, g.features.crc);
+        parts.single |= single;
+        let best = report.sound(place, check_dir_data(&block, single, &ident))?;
         ctx.lsn(place, &block, 16);
-        let mut end = block.len();
-        let mut index = None;
-        if single {
-            match dir_block_entries(&block) {
-                Ok((tail, entries)) => {
-                    end = block.len() - Dir2BlockTail::SIZE - size_of_val(entries);
-                    index = Some((tail, entries));
-                }
-                Err(f) => {
-                    self.whole = false;
-                    report.bad(place, f);
-                    return single;
-                }
-            }
-        }
-        if end < dir_data_header_len(crc) {
-            self.whole = false;
-            report.bad(place, "its index leaves no room for entries");
-            return single;
-        }
-        let Some(mut holes) = self.records(place, &block, end, db, out) else {
-            self.whole = false;
-            return single;
+        let index = match single {
+            true => Some(report.sound(place, dir_block_entries(&block))?),
+            false => None,
         };
+        let taken = index.map_or(0, |(_, e)| Dir2BlockTail::SIZE + size_of_val(e));
+        let end = block.len() - taken;
+        if end < dir_data_header_len(g.features.crc) {
+            report.bad(place, "its index leaves no room for entries");
+            return None;
+        }
+        let mut holes = self.records(place, &block, end, db, out)?;
         // The table of the largest holes.
         holes.sort_unstable_by(|a, b| b.cmp(a));
         for (i, b) in best.iter().enumerate() {
@@ -360,7 +326,7 @@ impl DirCheck<'_, '_> {
         if let Some((tail, entries)) = index {
             self.tail(place, tail, entries);
         }
-        single
+        Some(())
     }
 
     /// Checks the entries and holes of block `db`. Gives the holes, length first; `None` if it could not go on
@@ -374,37 +340,29 @@ impl DirCheck<'_, '_> {
         out: &mut Gathered,
     ) -> Option<Vec<(u16, u16)>> {
         let (g, report) = (self.ctx.g, self.ctx.report);
-        let mut offset = dir_data_header_len(g.features.crc);
         let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
-        while offset < end {
-            let Some((len, entry)) = report.sound(place, data_record(block, offset, end, db, g))
-            else {
-                return None;
+        for record in records(block, end, db, g) {
+            let Record { offset, len, entry } = report.sound(place, record)?;
+            let Some(e) = entry else {
+                let tag = Be16::at(block, offset + len - 2).map_or(0, |t| t.get());
+                report.same(place, "tag of a hole", offset, tag.into());
+                if after_hole {
+                    report.bad(place, format!("two holes side by side at {offset}"));
+                }
+                after_hole = true;
+                holes.push((len as u16, offset as u16));
+                continue;
             };
-            match entry {
-                None => {
-                    let tag = Be16::at(block, offset + len - 2).map_or(0, |t| t.get());
-                    report.same(place, "tag of a hole", offset, usize::from(tag));
-                    if after_hole {
-                        report.bad(place, format!("two holes side by side at {offset}"));
-                    }
-                    after_hole = true;
-                    holes.push((len as u16, offset as u16));
-                }
-                Some(e) => {
-                    after_hole = false;
-                    let byte = block.get(offset + Dir2DataEntry::SIZE + e.name.len());
-                    let kind = self.file_type(e.name, byte.copied().unwrap_or(0));
-                    self.dots(place, e.name, e.ino, first);
-                    first = false;
-                    self.link(e.name, e.ino, kind, out);
-                    let hash = g.hash_name(e.name);
-                    if self.has(hash) {
-                        self.entries.push((hash, (e.next - 1) as u32));
-                    }
-                }
+            after_hole = false;
+            let byte = block.get(offset + Dir2DataEntry::SIZE + e.name.len());
+            let kind = self.file_type(e.name, byte.copied().unwrap_or(0));
+            self.dots(place, e.name, e.ino, first);
+            first = false;
+            self.link(e.name, e.ino, kind, out);
+            let hash = g.hash_name(e.name);
+            if self.has(hash) {
+                self.entries.push((hash, (e.next - 1) as u32));
             }
-            offset += len;
         }
         Some(holes)
     }

@@ -1,7 +1,9 @@
 //! Extended attributes: those that can be read, built anew.
 
 use super::Mend;
+use super::contents::Contents;
 use super::fork::{self, Map};
+use crate::attr::{Stored, Value, acl_miscount, leaf_attr, short_attrs};
 use crate::bulk::attr::{AttrPlan, NewAttr, short_form};
 use crate::check::{Place, Structure};
 use crate::format::*;
@@ -31,59 +33,42 @@ pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {
     attrs.retain(|a| {
         let namespaces = (a.flags & ATTR_NSP_MASK).count_ones();
         let named = !a.name.is_empty() && !a.name.contains(&0);
-        named && namespaces <= 1 && is_acl(a) && seen.insert((a.flags, a.name.clone()))
+        let acl = acl_miscount(a.flags, &a.name, &a.value).is_none();
+        named && namespaces <= 1 && acl && seen.insert((a.flags, a.name.clone()))
     });
     let n = attrs.len();
     let text = match put(m, &inode, &attrs) {
-        true => format!("built anew: {n}"),
-        false => "no space to build them anew".into(),
+        Some(()) => format!("built anew: {n}"),
+        None => "no space to build them anew".into(),
     };
     m.moved = true;
     m.recount = true;
     m.say(Place::inode(Structure::Attributes, ino), text);
 }
 
-/// A POSIX ACL's entries are counted.
-fn is_acl(a: &NewAttr) -> bool {
-    let acl = matches!(&*a.name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT");
-    if a.flags & ATTR_ROOT == 0 || !acl {
-        return true;
+fn new(stored: &Stored<'_>, value: Vec<u8>) -> NewAttr {
+    NewAttr {
+        flags: stored.flags & ATTR_NSP_MASK,
+        name: stored.name.into(),
+        value: value.into(),
     }
-    let count = Be32::at(&a.value, 0).map_or(0, |c| c.get());
-    (count as usize)
-        .checked_mul(12)
-        .and_then(|n| n.checked_add(4))
-        == Some(a.value.len())
 }
 
 fn short(bytes: &[u8]) -> Vec<NewAttr> {
     let mut out = Vec::new();
+    let head = AttrSfHeader::at(bytes, 0).map(|h| (h.count, h.totsize.get()));
+    let (count, total) = head.unwrap_or_default();
     let mut at = AttrSfHeader::SIZE;
-    let count = AttrSfHeader::at(bytes, 0).map_or(0, |h| h.count);
-    let total = AttrSfHeader::at(bytes, 0).map_or(0, |h| usize::from(h.totsize.get()));
-    // Either of the two may be wrong.
-    while out.len() < usize::from(count) || at < total.min(bytes.len()) {
-        let Ok(e) = AttrSfEntry::at(bytes, at) else {
-            break;
-        };
-        let name_at = at + AttrSfEntry::SIZE;
-        let value_at = name_at + usize::from(e.namelen);
-        let end = value_at + usize::from(e.valuelen);
-        let (Some(name), Some(value)) = (bytes.get(name_at..value_at), bytes.get(value_at..end))
-        else {
-            break;
-        };
-        if name.is_empty() {
+    let named = short_attrs(bytes).map_while(|a| a.ok().filter(|a| !a.name.is_empty()));
+    for stored in named {
+        // Either of the two may be wrong.
+        if out.len() >= usize::from(count) && at >= usize::from(total) {
             break;
         }
-        if e.flags & !ATTR_NSP_MASK == 0 {
-            out.push(NewAttr {
-                flags: e.flags,
-                name: name.into(),
-                value: value.into(),
-            });
+        at = stored.end;
+        if let (Value::Here(value), 0) = (&stored.value, stored.flags & !ATTR_NSP_MASK) {
+            out.push(new(&stored, value.to_vec()));
         }
-        at = end;
     }
     out
 }
@@ -126,32 +111,16 @@ fn leaf(m: &Mend<'_>, ino: u64, map: &Map, block: &[u8], out: &mut Vec<NewAttr>)
         if e.flags & ATTR_INCOMPLETE != 0 || e.flags & ATTR_PARENT != 0 {
             continue;
         }
-        let at = usize::from(e.nameidx.get());
-        let found = if e.flags & ATTR_LOCAL != 0 {
-            AttrNameLocal::at(block, at).ok().and_then(|n| {
-                let name_at = at + AttrNameLocal::SIZE;
-                let value_at = name_at + usize::from(n.namelen);
-                let end = value_at + usize::from(n.valuelen.get());
-                let value = block.get(value_at..end)?.to_vec();
-                Some((block.get(name_at..value_at)?, value))
-            })
-        } else {
-            AttrNameRemote::at(block, at).ok().and_then(|n| {
-                let name_at = at + AttrNameRemote::SIZE;
-                let name = block.get(name_at..name_at + usize::from(n.namelen))?;
-                let value = value(m, ino, map, n.valueblk.get(), n.valuelen.get())?;
-                Some((name, value))
-            })
+        let Ok(stored) = leaf_attr(block, e) else {
+            continue;
         };
-        let Some((name, value)) = found else { continue };
+        let bytes = match stored.value {
+            Value::Here(bytes) => Some(bytes.to_vec()),
+            Value::Remote { block, len } => value(m, ino, map, block, len),
+        };
         // A wrong hash tells of a wrong name.
-        if da_hashname(name) == e.hashval.get() || e.flags & ATTR_LOCAL != 0 {
-            out.push(NewAttr {
-                flags: e.flags & (ATTR_ROOT | ATTR_SECURE),
-                name: name.into(),
-                value: value.into(),
-            });
-        }
+        let right = da_hashname(stored.name) == e.hashval.get() || e.flags & ATTR_LOCAL != 0;
+        out.extend(bytes.filter(|_| right).map(|bytes| new(&stored, bytes)));
     }
 }
 
@@ -179,63 +148,25 @@ fn value(m: &Mend<'_>, ino: u64, map: &Map, first: u32, len: u32) -> Option<Vec<
     Some(out)
 }
 
-/// Gives an inode these attributes and no others.
-fn put(m: &mut Mend<'_>, inode: &Inode, attrs: &[NewAttr]) -> bool {
+/// Gives an inode these attributes and no others; `None` if there is no space for them.
+fn put(m: &mut Mend<'_>, inode: &Inode, attrs: &[NewAttr]) -> Option<()> {
     let g = m.g.clone();
-    let ino = inode.ino;
-    let Some(mut raw) = m.raw(ino) else {
-        return false;
-    };
+    let mut raw = m.raw(inode.ino)?;
     let room = inode.fork_bytes(Fork::Attr).len();
-    let at = raw.len() - room;
-    let data = match inode.fork_format(Fork::Data) {
-        Some(FORMAT_EXTENTS | FORMAT_BTREE) => fork::read(m, inode, Fork::Data).blocks(),
-        _ => 0,
-    };
     let tree = inode.fork_format(Fork::Data) == Some(FORMAT_BTREE);
-    let (format, bytes, extents, blocks);
-    if attrs.is_empty() && !tree {
-        (format, bytes, extents, blocks) = (FORMAT_EXTENTS, Vec::new(), 0, 0);
+    let contents = if attrs.is_empty() && !tree {
         // The byte of the fork's place.
         raw[82] = 0;
-    } else if let Some(b) = short_form(attrs).filter(|b| b.len() <= room) {
-        (format, bytes, extents, blocks) = (FORMAT_LOCAL, b, 0, 0);
+        Contents::here(FORMAT_EXTENTS, Vec::new())
+    } else if let Some(bytes) = short_form(attrs).filter(|b| b.len() <= room) {
+        Contents::here(FORMAT_LOCAL, bytes)
     } else {
         let plan = AttrPlan::new(&g, attrs);
-        let near = g.inode(ino).map_or(0, |a| a.agno);
-        let Some(runs) = m.allocate(near, plan.blocks() as u32, 1) else {
-            return false;
-        };
-        let mut map = Map::default();
-        fork::append(m, &mut map.extents, 0, &runs);
-        let daddr = |b: u64| map.offset(m, b, 1).unwrap_or(0) >> 9;
-        let filled: Result<(), ()> = plan.fill(&g, ino, attrs, &daddr, &mut |b, bytes| {
-            let remote = Be32::at(bytes, 0).is_ok_and(|m| m.get() == ATTR3_RMT_MAGIC);
-            let crc = if remote {
-                REMOTE_CRC_OFFSET
-            } else {
-                DA3_CRC_OFFSET
-            };
-            m.put_block(daddr(b), bytes, crc);
-            Ok(())
-        });
-        let made = fork::make(m, ino, &map.extents, room);
-        let Some(made) = made.filter(|_| filled.is_ok()) else {
-            return false;
-        };
-        extents = map.extents.len() as u64;
-        blocks = map.blocks() + made.tree.len() as u64;
-        (format, bytes) = (made.format, made.bytes);
-    }
-    raw[at..].fill(0);
-    raw[at..at + bytes.len()].copy_from_slice(&bytes);
-    raw[83] = format;
-    if let Ok(d) = Dinode::at(&raw, 0) {
-        let mut d = *d;
-        d.v2.nblocks.set(data + blocks);
-        d.put(&mut raw, 0);
-    }
-    fork::set_extents(&mut raw, Fork::Attr, extents);
-    m.put_inode(ino, &mut raw);
-    true
+        let runs = [(0, plan.blocks() as u32)];
+        Contents::in_blocks(m, inode, Fork::Attr, &runs, 1, |daddr, put| {
+            plan.fill(&g, inode.ino, attrs, daddr, put)
+        })?
+    };
+    contents.put(m, inode, raw, Fork::Attr, None);
+    Some(())
 }

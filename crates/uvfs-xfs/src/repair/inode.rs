@@ -411,19 +411,10 @@ fn put_fork(
     map: &mut Map,
 ) -> bool {
     let room = inode.fork_bytes(f).len();
-    let at = match f {
-        Fork::Data => DINODE_V3_SIZE,
-        Fork::Attr => raw.len() - room,
-    };
     let Some(made) = fork::make(m, ino, &map.extents, room) else {
         return false;
     };
-    raw[at..at + room].fill(0);
-    raw[at..at + made.bytes.len()].copy_from_slice(&made.bytes);
-    match f {
-        Fork::Data => raw[5] = made.format,
-        Fork::Attr => raw[83] = made.format,
-    }
+    super::contents::store(raw, inode, f, made.format, &made.bytes);
     map.tree = made.tree;
     m.moved = true;
     true

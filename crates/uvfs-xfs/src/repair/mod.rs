@@ -41,6 +41,7 @@
 mod attr;
 mod chunks;
 mod commit;
+mod contents;
 mod contest;
 mod dir;
 mod error;

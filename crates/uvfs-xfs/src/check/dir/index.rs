@@ -1,12 +1,12 @@
 //! Checks the index of a directory: the leaf blocks and the free index.
 
+use super::super::ctx::Ctx;
 use super::super::da::DaTree;
 use super::super::problem::{Place, Structure};
 use super::super::reader::Reader;
 use super::super::runs::read_run;
 use crate::format::*;
 
-use super::order::leaf_order;
 use super::{DirCheck, Parts};
 
 /// The contents of the leaves of an index.
@@ -217,4 +217,23 @@ impl DirCheck<'_, '_> {
         }
         let _ = data_end;
     }
+}
+
+/// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
+pub(super) fn leaf_order(
+    ctx: &Ctx<'_>,
+    place: Place,
+    entries: &[Dir2LeafEntry],
+    previous: &mut u32,
+) -> u32 {
+    let mut stale = 0;
+    for (i, e) in entries.iter().enumerate() {
+        let hash = e.hashval.get();
+        if hash < *previous {
+            ctx.report.out_of_order(place, "entry", i);
+        }
+        *previous = hash;
+        stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);
+    }
+    stale
 }
