@@ -63,15 +63,7 @@ impl Volume {
             .ok_or_else(|| hole(dir, DATA, 0))?;
         if is_single(&first, g.features.crc) {
             let (_, index) = dir_block_entries(&first).map_err(|f| dir.fault(DATA, f))?;
-            let mut found = None;
-            for e in equal_run(index, hash) {
-                if let Some(at) = self.entry_at(dir, &first, 0, e.address.get())?
-                    && g.same_name(at.name, name)
-                {
-                    found = Some(at.ino);
-                    break;
-                }
-            }
+            let found = self.find(dir, index, hash, name, Some(&first))?;
             return found.ok_or(Error::NotFound("entry"));
         }
         self.lookup_tree(dir, name, hash)
@@ -101,20 +93,8 @@ impl Volume {
         // Along the leaves, for as long as they hold this hash.
         for _ in 0..MAX_EQUAL_BLOCKS {
             let (_, index) = dir_leaf_entries(&block, crc).map_err(|f| bad(LEAF, f))?;
-            for e in equal_run(index, hash) {
-                let dataptr = e.address.get();
-                if dataptr == DIR2_NULL_DATAPTR {
-                    continue;
-                }
-                let db = data_block_of(dataptr, g);
-                let data = self
-                    .dir_data_block(dir, db)?
-                    .ok_or_else(|| hole(dir, DATA, db))?;
-                if let Some(at) = self.entry_at(dir, &data, db, dataptr)?
-                    && g.same_name(at.name, name)
-                {
-                    return Ok(at.ino);
-                }
+            if let Some(ino) = self.find(dir, index, hash, name, None)? {
+                return Ok(ino);
             }
             let forw = DaBlockInfo::at(&block, 0)
                 .map_err(|f| bad(LEAF, f))?
@@ -132,29 +112,51 @@ impl Volume {
         Err(bad(LEAF, Fault::field("forw", "leaves that end", number)))
     }
 
-    /// The entry at `dataptr`, which must be in directory block `db`; `None` for a stale one.
-    fn entry_at<'a>(
+    /// The inode of the entry `name` among those that an index has for `hash`. The entries are in the directory's
+    /// `only` block, if it has but one.
+    fn find(
         &self,
         dir: &Inode,
-        block: &'a [u8],
-        db: u64,
-        dataptr: u32,
-    ) -> Result<Option<DirEntry<'a>>> {
+        index: &[Dir2LeafEntry],
+        hash: u32,
+        name: &[u8],
+        only: Option<&Block>,
+    ) -> Result<Option<u64>> {
         let g = self.geometry();
-        if dataptr == DIR2_NULL_DATAPTR {
-            return Ok(None);
+        for e in equal_run(index, hash) {
+            let dataptr = e.address.get();
+            if dataptr == DIR2_NULL_DATAPTR {
+                continue;
+            }
+            let address = u64::from(dataptr) * DIR2_DATA_ALIGN as u64;
+            let size = u64::from(g.dir_block_size);
+            let (db, offset) = (address / size, (address % size) as usize);
+            let fault = || {
+                dir.fault(
+                    LEAF,
+                    Fault::field("address", "an entry in a data block", dataptr),
+                )
+            };
+            let header = dir_data_header_len(g.features.crc);
+            if offset < header || (only.is_some() && db != 0) {
+                return Err(fault());
+            }
+            let read = |only: Option<&Block>| match only {
+                Some(block) => Ok(block.clone()),
+                None => self
+                    .dir_data_block(dir, db)?
+                    .ok_or_else(|| hole(dir, DATA, db)),
+            };
+            let block = read(only)?;
+            let bad = |f| dir.fault(DATA, f);
+            let end = data_end(&block, g.features.crc).map_err(bad)?;
+            let (_, entry) = data_record(&block, offset, end, db, g, true).map_err(bad)?;
+            let entry = entry.ok_or_else(fault)?;
+            if g.same_name(entry.name, name) {
+                return Ok(Some(entry.ino));
+            }
         }
-        let address = u64::from(dataptr) * DIR2_DATA_ALIGN as u64;
-        let offset = (address % u64::from(g.dir_block_size)) as usize;
-        let fault = || Fault::field("address", "an entry in a data block", dataptr);
-        let end = data_end(block, g.features.crc).map_err(|f| dir.fault(DATA, f))?;
-        if data_block_of(dataptr, g) != db || offset < dir_data_header_len(g.features.crc) {
-            return Err(dir.fault(LEAF, fault()));
-        }
-        match data_record(block, offset, end, db, g).map_err(|f| dir.fault(DATA, f))? {
-            (_, Some(e)) => Ok(Some(e)),
-            (_, None) => Err(dir.fault(LEAF, fault())),
-        }
+        Ok(None)
     }
 
     /// Lists a directory from `start` (0, or [`DirEntry::next`] of an earlier entry), "." and ".."
@@ -287,11 +289,6 @@ pub(crate) fn is_single(block: &[u8], crc: bool) -> bool {
     Be32::at(block, 0).is_ok_and(|m| m.get() == magic)
 }
 
-/// The directory block that a data pointer is in.
-fn data_block_of(dataptr: u32, g: &Geometry) -> u64 {
-    u64::from(dataptr) * DIR2_DATA_ALIGN as u64 / u64::from(g.dir_block_size)
-}
-
 /// The entries of a hash-ordered index that have `hash`.
 fn equal_run(index: &[Dir2LeafEntry], hash: u32) -> impl Iterator<Item = &Dir2LeafEntry> {
     let first = index.partition_point(|e| e.hashval.get() < hash);
@@ -347,7 +344,7 @@ pub(crate) fn records<'a>(
         if offset >= end {
             return None;
         }
-        let read = found.map_or_else(|| data_record(block, offset, end, db, g), Ok);
+        let read = found.map_or_else(|| data_record(block, offset, end, db, g, true), Ok);
         let record = read.map(|(len, entry)| Record { offset, len, entry });
         match &record {
             Ok(r) => offset += r.len,
@@ -365,26 +362,15 @@ fn untagged<'a>(
     db: u64,
     g: &Geometry,
 ) -> Option<(usize, Option<DirEntry<'a>>)> {
-    let (len, entry) = any_record(block, offset, end, db, g, false).ok()?;
+    let (len, entry) = data_record(block, offset, end, db, g, false).ok()?;
     FileType::from_ftype(*block.get(offset + Dir2DataEntry::SIZE + entry?.name.len())?)?;
     let next = offset + len;
-    (next == end || data_record(block, next, end, db, g).is_ok()).then_some((len, entry))
+    (next == end || data_record(block, next, end, db, g, true).is_ok()).then_some((len, entry))
 }
 
 /// The record at `offset` of a data block whose records end at `end`: its length, and the entry
-/// if it is one and not a hole.
+/// if it is one and not a hole. If not `tagged`, an entry's tag may be anything.
 pub(crate) fn data_record<'a>(
-    block: &'a [u8],
-    offset: usize,
-    end: usize,
-    db: u64,
-    g: &Geometry,
-) -> Result<(usize, Option<DirEntry<'a>>), Fault> {
-    any_record(block, offset, end, db, g, true)
-}
-
-/// As [`data_record`], if `tagged`; else an entry's tag may be anything.
-fn any_record<'a>(
     block: &'a [u8],
     offset: usize,
     end: usize,

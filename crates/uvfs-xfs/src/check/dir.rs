@@ -437,7 +437,7 @@ impl DirCheck<'_, '_> {
         let db = byte / u64::from(g.dir_block_size);
         let offset = (byte % u64::from(g.dir_block_size)) as usize;
         let (block, _) = read_run(self.ctx, rd, self.place, self.extents, db * per, per)?;
-        let (_, e) = data_record(&block, offset, block.len(), db, g).ok()?;
+        let (_, e) = data_record(&block, offset, block.len(), db, g, true).ok()?;
         Some(e?.name.to_vec())
     }
 }

@@ -459,7 +459,7 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
     let base = ag.window.start;
     map.runs(Use::Unknown, &mut |start, len| {
         let place = Place::block(Structure::FreeSpace, agno, base + start);
-        report.add(place, Problem::Unowned { blocks: len });
+        report.add(place, Problem::Unowned(len));
     });
     // Not in the sums themselves, which may be needed again.
     if let Some(refs) = ag.refs.as_ref().map(Fingerprint::copy) {

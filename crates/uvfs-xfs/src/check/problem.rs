@@ -202,12 +202,9 @@ pub enum Problem {
         /// The use that the structure makes of them.
         new: Use,
     },
-    /// Blocks from the place on that are neither free nor in use.
-    #[error("{blocks} blocks from here are neither free nor in use")]
-    Unowned {
-        /// How many.
-        blocks: u32,
-    },
+    /// That many blocks from the place on are neither free nor in use.
+    #[error("{0} blocks from here are neither free nor in use")]
+    Unowned(u32),
     /// Shared blocks in an inode without the reflink flag.
     #[error("shared blocks in an inode without the reflink flag")]
     NoReflinkFlag,
@@ -222,14 +219,9 @@ pub enum Problem {
         /// What is wrong with the name or the inode.
         why: String,
     },
-    /// An item that comes after one that it should precede.
-    #[error("{what} {at} is out of order")]
-    OutOfOrder {
-        /// The kind of item, such as "record".
-        what: &'static str,
-        /// Its number.
-        at: usize,
-    },
+    /// An item, such as a "record", and its number, that comes after one that it should precede.
+    #[error("{0} {1} is out of order")]
+    OutOfOrder(&'static str, usize),
     /// A record of a tree with blocks that the allocation group does not have.
     #[error("record {at}: {blocks} blocks from {start} are not there")]
     NotThere {
@@ -260,11 +252,11 @@ impl Problem {
             Problem::AheadOfLog { .. } => "ahead-of-log",
             Problem::Unreadable(_) => "unreadable",
             Problem::UsedTwice { .. } => "used-twice",
-            Problem::Unowned { .. } => "unowned",
+            Problem::Unowned(_) => "unowned",
             Problem::NoReflinkFlag => "no-reflink-flag",
             Problem::NoEntry => "no-entry",
             Problem::BadEntry { .. } => "bad-entry",
-            Problem::OutOfOrder { .. } => "out-of-order",
+            Problem::OutOfOrder(..) => "out-of-order",
             Problem::NotThere { .. } => "not-there",
             Problem::Rule(_) => "rule",
         }

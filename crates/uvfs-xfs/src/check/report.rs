@@ -151,7 +151,7 @@ impl Report {
 
     /// An item that comes after one that it should precede.
     pub fn out_of_order(&self, place: Place, what: &'static str, at: usize) {
-        self.add(place, Problem::OutOfOrder { what, at });
+        self.add(place, Problem::OutOfOrder(what, at));
     }
 
     /// Says that a structure could not be followed to its end, so that what only follows from

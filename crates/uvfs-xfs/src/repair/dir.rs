@@ -150,30 +150,19 @@ impl Mend<'_> {
         Inode::parse(ino, &self.raw(ino)?, &self.g).ok()
     }
 
-    /// The entries of a directory that are to stay: what they lead to is there, and of its type.
-    /// Gives whether all are as they are on disk.
-    pub fn entries(&self, dir: &Inode, lenient: bool) -> (Vec<FoundEntry>, bool) {
+    /// The entries of a directory that are to stay: what they lead to is there. They have its type.
+    pub fn entries(&self, dir: &Inode) -> Vec<FoundEntry> {
         let mut out = Vec::new();
         let mut names: HashSet<Vec<u8>> = HashSet::new();
-        let mut fine = true;
-        let whole = read(self, dir, lenient, &mut |name, ino, kind| {
-            if matches!(name, b"." | b"..") {
-                return;
+        read(self, dir, true, &mut |name, ino, _| {
+            let kind = self.kind_of(ino);
+            let there = kind != FileType::Unknown && ino != self.g.rootino && !self.is_own(ino);
+            if there && is_name(name) && names.insert(name.to_vec()) {
+                let name = name.to_vec();
+                out.push(FoundEntry { name, ino, kind });
             }
-            let actual = self.kind_of(ino);
-            let there = actual != FileType::Unknown && ino != self.g.rootino && !self.is_own(ino);
-            if !there || !is_name(name) || !names.insert(name.to_vec()) {
-                fine = false;
-                return;
-            }
-            fine &= kind == actual;
-            out.push(FoundEntry {
-                name: name.to_vec(),
-                ino,
-                kind: actual,
-            });
         });
-        (out, fine && whole)
+        out
     }
 }
 
@@ -201,31 +190,22 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
 pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut DirectoryTree) {
     let ino = dir.ino;
     let lenient = m.is_bad(ino);
-    let mut dotdot = None;
+    let (mut dotdot, mut dots, mut links) = (None, true, Vec::new());
+    let whole = read(m, dir, lenient, &mut |name, to, kind| {
+        if !matches!(name, b"." | b"..") {
+            return links.push((to, kind));
+        }
+        dots &= kind == FileType::Directory;
+        if name == b".." {
+            dotdot = dotdot.or(Some(to));
+        }
+    });
+    let mut fine = whole && dots && !lenient;
     if lenient {
-        read(m, dir, true, &mut |name, to, _| {
-            if name == b".." {
-                dotdot = dotdot.or(Some(to));
-            }
-        });
-        let (entries, _) = m.entries(dir, true);
-        tree.rebuild.insert(ino);
-        for e in entries {
+        for e in m.entries(dir) {
             count(m, e.ino, e.kind, ino, tree);
         }
     } else {
-        let mut links = Vec::new();
-        let mut dots = true;
-        let whole = read(m, dir, false, &mut |name, to, kind| {
-            if !matches!(name, b"." | b"..") {
-                return links.push((to, kind));
-            }
-            dots &= kind == FileType::Directory;
-            if name == b".." {
-                dotdot = dotdot.or(Some(to));
-            }
-        });
-        let mut fine = whole && dots;
         for (to, kind) in links {
             let actual = m.expect(to, kind);
             fine &= actual != FileType::Unknown && kind == actual;
@@ -233,9 +213,9 @@ pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut DirectoryTree) {
                 count(m, to, actual, ino, tree);
             }
         }
-        if !fine {
-            tree.rebuild.insert(ino);
-        }
+    }
+    if !fine {
+        tree.rebuild.insert(ino);
     }
     tree.dotdot.insert(ino, dotdot.unwrap_or(0));
 }

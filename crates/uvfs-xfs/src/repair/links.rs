@@ -98,7 +98,7 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
 /// Builds a directory anew from its entries that stay and orphans.
 fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64]) {
     let Some(dir) = m.inode(ino) else { return };
-    let (mut entries, _) = m.entries(&dir, true);
+    let mut entries = m.entries(&dir);
     let before = entries.len();
     let mut had = HashSet::new();
     entries.retain(|e| {
@@ -201,7 +201,7 @@ fn see(m: &mut Mend<'_>, ino: u64) {
 /// The directory lost+found, which is made if there is none.
 fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
     let root = m.inode(m.g.rootino)?;
-    let (entries, _) = m.entries(&root, true);
+    let entries = m.entries(&root);
     let there = entries
         .iter()
         .find(|e| e.name == LOST && e.kind == FileType::Directory);

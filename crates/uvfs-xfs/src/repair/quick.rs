@@ -82,7 +82,7 @@ pub(crate) fn mend(
 
 /// Whether blocks have no owner.
 fn is_lost_space(f: &Finding) -> bool {
-    matches!(f.problem, Problem::Unowned { .. })
+    matches!(f.problem, Problem::Unowned(_))
 }
 
 /// Groups whose free space has to be told anew.

@@ -36,6 +36,18 @@ struct ChunkRun {
     done: bool,
 }
 
+impl ChunkRun {
+    fn new(span: Span) -> ChunkRun {
+        ChunkRun {
+            span,
+            pieces: Vec::new(),
+            batches: VecDeque::new(),
+            surveyed: 0,
+            done: false,
+        }
+    }
+}
+
 fn chunk_bytes(ctx: &Ctx<'_>) -> u64 {
     u64::from(INODES_PER_CHUNK) << ctx.g.inodelog
 }
@@ -99,13 +111,9 @@ pub(crate) fn scan(
             let mark = rd.mark();
             rd.want(span.offset, span.len as u64);
             rd.go();
-            queue.push_back(ChunkRun {
-                span,
-                pieces: rd.since(mark),
-                batches: VecDeque::new(),
-                surveyed: 0,
-                done: false,
-            });
+            let mut run = ChunkRun::new(span);
+            run.pieces = rd.since(mark);
+            queue.push_back(run);
         }
         // Not those at the end of the queue: they have only just been sent.
         let arrived = queue.len().div_ceil(2).min(SURVEYED);
@@ -241,48 +249,36 @@ fn survey_fork(ctx: &Ctx<'_>, rd: &mut Reader<'_>, format: u8, n: u64, fork: Opt
     }
 }
 
+/// Checks the inodes of a run. If it cannot be read as a whole, each chunk of it is read alone.
 fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun, out: &mut Gathered) {
-    let span = run.span;
-    match rd.bytes(span.offset, span.len) {
-        Ok(bytes) => scan_inodes(ctx, rd, run, &bytes, out),
-        Err(_) => scan_chunks(ctx, rd, span, out),
-    }
-}
-
-/// Checks the chunks of a span that cannot be read as a whole, those that can be read alone.
-fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathered) {
-    let (g, agno) = (ctx.g, span.agno);
-    let ag = &ctx.ags[agno as usize];
+    let (g, span) = (ctx.g, run.span);
+    let ag = &ctx.ags[span.agno as usize];
     let Some(chunks) = ag.chunks.get() else {
         return;
     };
     let start = chunks[span.first].start;
-    for (k, chunk) in chunks.iter().enumerate().skip(span.first).take(span.chunks) {
-        let skip = u64::from(chunk.start - start) << g.inodelog;
-        let span = Span {
-            agno,
-            first: k,
-            chunks: 1,
-            offset: span.offset + skip,
-            len: (span.len as u64 - skip).min(chunk_bytes(ctx)) as usize,
-        };
-        let mut one = ChunkRun {
-            span,
-            pieces: Vec::new(),
-            batches: VecDeque::new(),
-            surveyed: 0,
-            done: true,
-        };
-        match rd.bytes(span.offset, span.len) {
-            Ok(bytes) => scan_inodes(ctx, rd, &mut one, &bytes, out),
-            Err(e) => {
-                let block = chunk.start >> g.inopblog;
-                ctx.io(Place::block(Structure::InodeChunk, agno, block), &e);
-                if let Some(f) = ag.facts.get() {
-                    for slot in 0..64 {
-                        f.set_inode(k * 64 + slot, KIND_BAD, 0);
-                    }
-                }
+    match rd.bytes(span.offset, span.len) {
+        Ok(bytes) => scan_inodes(ctx, rd, run, &bytes, out),
+        Err(e) if span.chunks == 1 => {
+            let place = Place::block(Structure::InodeChunk, span.agno, start >> g.inopblog);
+            ctx.io(place, &e);
+            if let Some(f) = ag.facts.get() {
+                let slots = span.first * 64..(span.first + 1) * 64;
+                slots.for_each(|slot| f.set_inode(slot, KIND_BAD, 0));
+            }
+        }
+        Err(_) => {
+            for first in span.first..span.first + span.chunks {
+                let skip = u64::from(chunks[first].start - start) << g.inodelog;
+                let mut one = ChunkRun::new(Span {
+                    first,
+                    chunks: 1,
+                    offset: span.offset + skip,
+                    len: (span.len as u64 - skip).min(chunk_bytes(ctx)) as usize,
+                    ..span
+                });
+                one.done = true;
+                scan_run(ctx, rd, &mut one, out);
             }
         }
     }
