@@ -4,7 +4,7 @@ mod copies;
 mod inodes;
 mod tree;
 
-use super::ctx::{AgSums, Ctx, SharedExtent};
+use super::ctx::{Ctx, SharedExtent};
 use super::problem::{Counter, Place, Problem, Structure};
 use super::reader::{Bytes, Reader};
 use super::space::{Use, class, mix};
@@ -18,7 +18,7 @@ pub(crate) use tree::{AgTreeResult, positions};
 /// Checks everything of an allocation group but its inodes.
 pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     let (g, report) = (ctx.g, ctx.report);
-    let mut sums = AgSums::default();
+    let mut sums = Counts::default();
     let mark = rd.mark();
     let headers = g.ag_header_daddr(agno, 0) << 9;
     rd.want(headers, 4 * u64::from(g.sector_size));
@@ -163,7 +163,7 @@ fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeR
 }
 
 /// AGF, AGFL, and the trees of free space, owners and sharing. Gives whether all could be followed.
-fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) -> bool {
+fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut Counts) -> bool {
     let (g, report) = (ctx.g, ctx.report);
     let place = Place::ag(Structure::Agf, agno);
     let Some(bytes) = sector(ctx, rd, place, agno, AGF_SECTOR) else {

@@ -163,14 +163,6 @@ pub(crate) struct SharedExtent {
     pub count: u32,
 }
 
-/// Sums over one allocation group that the superblock's counters are compared with.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct AgSums {
-    pub icount: u64,
-    pub ifree: u64,
-    pub fdblocks: u64,
-}
-
 /// The facts about one allocation group.
 pub(crate) struct AgFacts {
     /// The blocks that this pass looks at.
@@ -187,7 +179,8 @@ pub(crate) struct AgFacts {
     pub shared: OnceLock<Vec<SharedExtent>>,
     /// Heads of the unlinked lists.
     pub unlinked: OnceLock<Vec<u32>>,
-    pub sums: OnceLock<AgSums>,
+    /// The group's share in the counters of the superblock.
+    pub sums: OnceLock<Counts>,
     /// Data was seen to have two owners.
     pub is_shared: AtomicBool,
     /// The inode tree could be followed to its end.

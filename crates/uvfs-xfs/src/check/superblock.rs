@@ -235,19 +235,16 @@ pub(crate) fn counters(ctx: &Ctx<'_>) {
     if !ctx.log_clean || ctx.report.is_incomplete() {
         return;
     }
-    let mut sums = [0u64; 3];
-    for ag in &ctx.ags {
-        let s = ag.sums.get().copied().unwrap_or_default();
-        for (sum, v) in sums.iter_mut().zip([s.icount, s.ifree, s.fdblocks]) {
-            *sum += v;
-        }
+    let mut sums = Counts::default();
+    for counts in ctx.ags.iter().filter_map(|ag| ag.sums.get()) {
+        sums += *counts;
     }
-    let sb = ctx.sb;
+    let found = ctx.sb.counts();
     let place = Place::ag(PLACE, 0);
     for (counter, sum, found) in [
-        (Counter::SbIcount, sums[0], sb.icount.get()),
-        (Counter::SbIfree, sums[1], sb.ifree.get()),
-        (Counter::SbFdblocks, sums[2], sb.fdblocks.get()),
+        (Counter::SbIcount, sums.icount, found.icount),
+        (Counter::SbIfree, sums.ifree, found.ifree),
+        (Counter::SbFdblocks, sums.fdblocks, found.fdblocks),
     ] {
         ctx.report.count_is(place, counter, sum, found);
     }

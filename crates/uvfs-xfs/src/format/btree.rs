@@ -56,6 +56,15 @@ impl Btree {
         }
     }
 
+    /// The owner of a group's tree in the reverse mapping tree: `RMAP_OWN_*`.
+    pub fn owner(self) -> u64 {
+        match self {
+            Btree::Bno | Btree::Cnt | Btree::Rmap => RMAP_OWN_AG,
+            Btree::Refcount => RMAP_OWN_REFC,
+            _ => RMAP_OWN_INOBT,
+        }
+    }
+
     /// Bytes of a block's header: short pointers within an allocation group, long ones for
     /// [`Btree::Bmap`].
     pub fn header_len(self, crc: bool) -> usize {

@@ -2,7 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Be16, Be32, Be64, Le32, Uuid};
+use super::{Be16, Be32, Be64, Le32, SB_CRC_OFFSET, Uuid, store_crc};
+use std::mem::offset_of;
 
 /// Magic number of the superblock, "XFSB".
 pub const SB_MAGIC: u32 = 0x5846_5342;
@@ -136,6 +137,56 @@ pub struct Superblock: 304 {
     /// Reserved realtime blocks.
     pub rtreserved: Be64,
 }
+}
+
+/// The inodes and free blocks that a superblock counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Inodes allocated.
+    pub icount: u64,
+    /// Inodes allocated and free.
+    pub ifree: u64,
+    /// Free data blocks.
+    pub fdblocks: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, more: Counts) {
+        self.icount += more.icount;
+        self.ifree += more.ifree;
+        self.fdblocks += more.fdblocks;
+    }
+}
+
+impl Superblock {
+    /// The counters.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            icount: self.icount.get(),
+            ifree: self.ifree.get(),
+            fdblocks: self.fdblocks.get(),
+        }
+    }
+
+    /// Sets the counters.
+    pub fn set_counts(&mut self, counts: Counts) {
+        self.icount.set(counts.icount);
+        self.ifree.set(counts.ifree);
+        self.fdblocks.set(counts.fdblocks);
+    }
+
+    /// The sector of `size` bytes that holds this superblock of version 5, with its checksum.
+    pub fn sector(&self, size: usize) -> Vec<u8> {
+        // Fields that this file system's features do not have are zeros.
+        let len = match self.features_incompat.get() & INCOMPAT_META_UUID {
+            0 => offset_of!(Superblock, meta_uuid),
+            _ => offset_of!(Superblock, metadirino),
+        };
+        let mut sector = vec![0; size];
+        sector[..len].copy_from_slice(&self.as_bytes()[..len]);
+        store_crc(&mut sector, SB_CRC_OFFSET);
+        sector
+    }
 }
 
 /// Bits of [`Superblock::versionnum`] that hold the version number, 4 or 5.

@@ -13,7 +13,6 @@
 //! | `fill` | the walk that allocates everything and writes inodes and directories |
 //! | `inode` | encodes inodes |
 //! | `meta` | metadata on its way through the buffer cache |
-//! | `groups` | headers and B-trees of the allocation groups |
 //! | `log` | the empty log |
 //! | `target` | the file or device that it is made on |
 //! | `signatures` | what that may hold already |
@@ -26,7 +25,6 @@
 
 mod estimate;
 mod fill;
-mod groups;
 mod inode;
 mod layout;
 mod log;
@@ -39,7 +37,6 @@ mod target;
 
 pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
 
-pub(crate) use groups::free_list;
 pub(crate) use inode::free_inode;
 pub(crate) use log::of_cycle as log_of_cycle;
 
@@ -51,7 +48,7 @@ use layout::FixedBlocks;
 use meta::Metadata;
 use pool::{Output, WorkPool};
 use source::{HostDir, Meta, Root, Time};
-use space::SpaceMap;
+use space::{Full, SpaceMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -397,11 +394,10 @@ fn write<'a>(
 ) -> Result<(Superblock, u64), MkfsError> {
     let g = &l.g;
     // From here on no program takes it for what it was before, nor for a file system.
-    let mut unfinished = vec![0; l.header_blocks as usize * g.block_size as usize];
     let mut sb = l.sb;
     sb.inprogress = 1;
-    sb.put(&mut unfinished, 0);
-    store_crc(&mut unfinished[..g.sector_size as usize], SB_CRC_OFFSET);
+    let mut unfinished = sb.sector(g.sector_size as usize);
+    unfinished.resize(l.header_blocks as usize * g.block_size as usize, 0);
     meta.put(0, &unfinished, &uvfs_buf::Anything)?;
     meta.finish()?;
 
@@ -433,25 +429,37 @@ fn write<'a>(
             Ok((filler.inodes, filler.has_attrs))
         })?,
     };
-    let (counts, headers) = groups::trees(l, &mut space, meta)?;
+    let mut counts = Counts::default();
+    let mut headers = Vec::with_capacity(g.agcount as usize);
+    for agno in 0..g.agcount {
+        let group = space.finish(l, agno).map_err(|Full| MkfsError::NoSpace {
+            path: "the B-trees of an allocation group".into(),
+            size: g.data_bytes(),
+        })?;
+        for b in group.blocks(g) {
+            let daddr = g.daddr(AgBlock { agno, agbno: b.at });
+            meta.put(daddr, &b.bytes, crate::verifier::BTREE_SHORT)?;
+        }
+        counts += group.counts();
+        headers.push(group.headers(g));
+    }
     let mut sb = l.sb;
-    sb.icount.set(counts.inodes);
-    sb.ifree.set(counts.free_inodes);
-    sb.fdblocks.set(counts.free_blocks);
+    sb.set_counts(counts);
     if has_attrs {
         sb.versionnum.set(sb.versionnum.get() | VERSION_ATTR);
     }
     // The copies of the superblock stay in progress, as those of mkfs.xfs.
     sb.inprogress = 1;
-    let mut first = Vec::new();
-    for (agno, mut bytes) in (0..).zip(headers) {
-        sb.put(&mut bytes, 0);
-        if agno == 0 {
-            first = bytes;
-            continue;
-        }
+    let head = |sb: &Superblock, sectors: &[Vec<u8>; 3]| {
+        let mut bytes = [&[sb.sector(g.sector_size as usize)], &sectors[..]]
+            .concat()
+            .concat();
+        bytes.resize(l.header_blocks as usize * g.block_size as usize, 0);
+        bytes
+    };
+    for (agno, sectors) in (0..).zip(&headers).skip(1) {
         let daddr = g.daddr(AgBlock { agno, agbno: 0 });
-        meta.put(daddr, &bytes, crate::verifier::AG_HEADERS)?;
+        meta.put(daddr, &head(&sb, sectors), crate::verifier::AG_HEADERS)?;
     }
     let sizes = uvfs_io::device::Device::geometry(&output.device);
     let log = log::start(l, &sizes);
@@ -459,8 +467,7 @@ fn write<'a>(
     meta.finish()?;
 
     sb.inprogress = 0;
-    sb.put(&mut first, 0);
-    meta.put(0, &first, crate::verifier::AG_HEADERS)?;
+    meta.put(0, &head(&sb, &headers[0]), crate::verifier::AG_HEADERS)?;
     meta.finish()?;
     Ok((sb, inodes + u64::from(FIXED) - 1))
 }

@@ -7,6 +7,7 @@
 
 use super::layout::FixedBlocks;
 use crate::bulk::btree::Shape;
+use crate::bulk::group::{self as bulk, GroupTree};
 use crate::format::*;
 use crate::geometry::AgBlock;
 use std::collections::BTreeMap;
@@ -366,9 +367,9 @@ impl SpaceMap {
     }
 
     /// Ends the allocation in a group: everything that was held back is free. Takes what its trees
-    /// need and gives their blocks, roots first, with what is free then.
-    pub fn finish(&mut self, l: &FixedBlocks, agno: u32) -> Result<Finished, Full> {
-        let size = l.g.block_size as usize;
+    /// need, and gives what the group holds then.
+    pub fn finish(&mut self, l: &FixedBlocks, agno: u32) -> Result<bulk::Group, Full> {
+        let size = l.g.block_size;
         let group = &mut self.groups[agno as usize];
         for r in [&mut group.inodes, &mut group.metadata] {
             let Region { at, left } = std::mem::take(r);
@@ -378,23 +379,25 @@ impl SpaceMap {
             group.free.give(at, n);
         }
         let chunks = chunks(group, l);
-        let with_free: Vec<InodeChunk> =
-            chunks.iter().filter(|c| c.freecount > 0).copied().collect();
-        let blocks = |tree: Btree, records: usize, group: &mut Group| {
+        let with_free = chunks.iter().filter(|c| c.freecount > 0);
+        let mut trees = Vec::new();
+        for (tree, records) in [
+            (Btree::Ino, bulk::chunk_records(&chunks)),
+            (Btree::Fino, bulk::chunk_records(with_free)),
+            (Btree::Refcount, Vec::new()),
+        ] {
             let mut at = vec![l.root(tree)];
-            let shape = Shape::new(tree, size, records);
-            while at.len() < shape.blocks() {
+            let blocks = GroupTree::shape(tree, &records, size).blocks();
+            while at.len() < blocks {
                 at.push(group.free.take_for_trees().ok_or(Full)?);
             }
-            Ok::<_, Full>(at)
-        };
-        let ino = blocks(Btree::Ino, chunks.len(), group)?;
-        let fino = blocks(Btree::Fino, with_free.len(), group)?;
-        let refcount = blocks(Btree::Refcount, 0, group)?;
+            trees.push(GroupTree { tree, records, at });
+        }
         // The free space trees take blocks from what they describe.
         let mut extra = Vec::new();
         let each = loop {
-            let each = Shape::new(Btree::Bno, size, group.free.extents.len()).blocks() - 1;
+            let runs = group.free.extents.len();
+            let each = Shape::new(Btree::Bno, size as usize, runs).blocks() - 1;
             // There are more than needed if an extent went with the last block taken. The free list
             // takes those, so that this ends.
             if extra.len() >= 2 * each {
@@ -402,44 +405,23 @@ impl SpaceMap {
             }
             extra.push(group.free.take_for_trees().ok_or(Full)?);
         };
-        let tree = |root, part: &[u32]| {
-            let mut at = vec![root];
-            at.extend_from_slice(part);
-            at
-        };
-        let bno = tree(l.root(Btree::Bno), &extra[..each]);
-        let cnt = tree(l.root(Btree::Cnt), &extra[each..2 * each]);
-        Ok(Finished {
-            free: group.free.extents.iter().map(|(a, n)| (*a, *n)).collect(),
+        let free: Vec<(u32, u32)> = group.free.extents.iter().map(|(a, n)| (*a, *n)).collect();
+        let mut extra = extra.into_iter();
+        for (tree, runs) in [(Btree::Bno, &free), (Btree::Cnt, &bulk::by_size(&free))] {
+            let records = bulk::free_records(runs);
+            let mut at = vec![l.root(tree)];
+            at.extend(extra.by_ref().take(each));
+            trees.push(GroupTree { tree, records, at });
+        }
+        let start = l.free_list_start(agno);
+        Ok(bulk::Group {
+            agno,
+            free,
             chunks,
-            with_free,
-            bno,
-            cnt,
-            ino,
-            fino,
-            refcount,
-            left_over: extra[2 * each..].to_vec(),
+            trees,
+            free_list: (start..start + l.free_list).chain(extra).collect(),
         })
     }
-}
-
-/// The contents of an allocation group once everything is allocated.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    /// The free extents in order.
-    pub free: Vec<(u32, u32)>,
-    /// The inode chunks in order.
-    pub chunks: Vec<InodeChunk>,
-    /// The chunks with free inodes.
-    pub with_free: Vec<InodeChunk>,
-    /// The blocks of each tree, its root first.
-    pub bno: Vec<u32>,
-    pub cnt: Vec<u32>,
-    pub ino: Vec<u32>,
-    pub fino: Vec<u32>,
-    pub refcount: Vec<u32>,
-    /// Blocks for the free list, besides those that it has anyway.
-    pub left_over: Vec<u32>,
 }
 
 /// The inode chunks of a group, in order.

@@ -159,13 +159,10 @@ fn class(m: &Mend<'_>, sector: u64) -> u8 {
 /// Writes everything.
 pub(crate) fn commit(m: &Mend<'_>, sink: &dyn Sink) -> io::Result<u64> {
     // The mark, in the superblock that will be there in the end.
-    let mut bytes = m.disk.get(0, m.g.sector_size as usize)?;
     let mut sb = m.sb;
     let bits = sb.features_incompat.get() | INCOMPAT_NEEDSREPAIR;
     sb.features_incompat.set(bits);
-    bytes[..264].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&sb)[..264]);
-    store_crc(&mut bytes, SB_CRC_OFFSET);
-    sink.write(0, &bytes)?;
+    sink.write(0, &sb.sector(m.g.sector_size as usize))?;
     sink.flush()?;
     let mut written = 0;
     for wanted in [LOG, BLOCKS, INODES, HEADERS, COPIES] {

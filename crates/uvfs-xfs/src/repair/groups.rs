@@ -2,7 +2,8 @@
 
 use super::space::{self, fresh, normal, subtract};
 use super::{Mend, fork, reader};
-use crate::bulk::btree::{Shape, build};
+use crate::bulk::btree::Shape;
+use crate::bulk::group::{Group, GroupTree, by_size, chunk_records, free_records};
 use crate::check::space::{BlockMap, Use};
 use crate::check::{Place, Structure};
 use crate::format::*;
@@ -24,44 +25,35 @@ pub(crate) struct Owned {
     free: Vec<u64>,
 }
 
-/// A tree to be built.
-struct TreePlan {
-    tree: Btree,
-    records: Vec<u8>,
-    at: Vec<u32>,
-}
-
 /// Builds all groups anew.
 pub(crate) fn all(m: &mut Mend<'_>) {
     let owned: Vec<Owned> = match m.recount {
         true => walk(m),
         false => m.ags.iter_mut().map(owned).collect(),
     };
-    let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
-    for (agno, o) in owned.into_iter().enumerate() {
-        match group(m, agno as u32, o) {
-            Some((i, f, b)) => {
-                icount += i;
-                ifree += f;
-                fdblocks += b;
-            }
+    let mut counts = Counts::default();
+    for (agno, o) in (0..).zip(owned) {
+        match group(m, agno, o) {
+            Some(group) => counts += group,
             None => {
                 let text = "no space for its B-trees";
-                m.say(Place::ag(Structure::Group, agno as u32), text);
+                m.say(Place::ag(Structure::Group, agno), text);
             }
         }
     }
-    counters(m, icount, ifree, fdblocks);
+    counters(m, counts);
 }
 
 /// Sets the counters of the superblock.
-pub(crate) fn counters(m: &mut Mend<'_>, icount: u64, ifree: u64, fdblocks: u64) {
+pub(crate) fn counters(m: &mut Mend<'_>, counts: Counts) {
     let mut sb = m.sb;
-    let old = (sb.icount.get(), sb.ifree.get(), sb.fdblocks.get());
-    if old != (icount, ifree, fdblocks) {
-        sb.icount.set(icount);
-        sb.ifree.set(ifree);
-        sb.fdblocks.set(fdblocks);
+    if sb.counts() != counts {
+        sb.set_counts(counts);
+        let Counts {
+            icount,
+            ifree,
+            fdblocks,
+        } = counts;
         let text = format!("counters set to {icount} inodes, {ifree} free, {fdblocks} free blocks");
         m.say(Place::ag(Structure::Superblock, 0), text);
     }
@@ -220,16 +212,21 @@ impl FreeRuns {
         Some(out)
     }
 
+    /// Takes the blocks of a tree of these records.
+    fn tree(&mut self, g: &Geometry, tree: Btree, records: Vec<u8>) -> Option<GroupTree> {
+        let at = self.take(GroupTree::shape(tree, &records, g.block_size).blocks())?;
+        Some(GroupTree { tree, records, at })
+    }
+
     /// The runs that are free in the end.
     fn rest(&self) -> Vec<(u32, u32)> {
         subtract(&self.free, &normal(self.taken.clone()))
     }
 }
 
-/// Builds a group: its inodes, those free, and its free blocks. `None`: there is no space for it.
-pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, u64)> {
+/// Builds a group; gives its inodes and free blocks. `None`: there is no space for its trees.
+pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
     let g = m.g.clone();
-    let size = g.block_size as usize;
     let free = o.free_blocks;
     let ag = &mut m.ags[agno as usize];
     let mut before = Vec::new();
@@ -262,40 +259,44 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, 
         c.free = chunk.free;
         chunks.push(chunk);
     }
-    let pack = |chunks: &mut dyn Iterator<Item = &InodeChunk>| {
-        let mut out = Vec::new();
-        for c in chunks {
-            out.extend_from_slice(zerocopy::IntoBytes::as_bytes(&InobtRecord::pack(c)));
-        }
-        out
-    };
-    let mut plans = Vec::new();
-    let mut plan = |tree: Btree, records: Vec<u8>, pool: &mut FreeRuns| {
-        let n = records.len() / tree.record_len();
-        let at = pool.take(Shape::new(tree, size, n).blocks())?;
-        plans.push(TreePlan { tree, records, at });
-        Some(())
-    };
-    plan(Btree::Ino, pack(&mut chunks.iter()), &mut pool)?;
+    let mut trees = vec![pool.tree(&g, Btree::Ino, chunk_records(&chunks))?];
     if g.features.finobt {
-        let mut with = chunks.iter().filter(|c| c.freecount > 0);
-        plan(Btree::Fino, pack(&mut with), &mut pool)?;
+        let with_free = chunks.iter().filter(|c| c.freecount > 0);
+        trees.push(pool.tree(&g, Btree::Fino, chunk_records(with_free))?);
     }
     if g.features.reflink {
-        let mut out = Vec::new();
-        for (s, n, c) in references(&o.shared) {
-            for word in [s, n, c] {
-                out.extend_from_slice(&word.to_be_bytes());
-            }
-        }
-        plan(Btree::Refcount, out, &mut pool)?;
+        let words = references(&o.shared).into_iter();
+        let words = words.flat_map(|(start, blocks, count)| [start, blocks, count]);
+        let records = words.flat_map(u32::to_be_bytes).collect();
+        trees.push(pool.tree(&g, Btree::Refcount, records)?);
     }
-    space_trees(m, agno, o.owners, &mut pool, &mut plans)?;
-    Some(write(m, agno, &chunks, &pool, plans))
+    let free_list = space_trees(m, agno, o.owners, &mut pool, &mut trees)?;
+    let group = Group {
+        agno,
+        free: pool.rest(),
+        chunks,
+        trees,
+        free_list,
+    };
+    for b in group.blocks(&g) {
+        let daddr = g.daddr(AgBlock { agno, agbno: b.at });
+        m.put_block(daddr, &b.bytes, BTREE_SHORT_CRC_OFFSET);
+    }
+    let places = [
+        (AGF_SECTOR, AGF_CRC_OFFSET),
+        (AGI_SECTOR, AGI_CRC_OFFSET),
+        (AGFL_SECTOR, AGFL_CRC_OFFSET),
+    ];
+    for (sector, (n, crc)) in group.headers(&g).iter().zip(places) {
+        m.put_block(g.ag_header_daddr(agno, n), sector, crc);
+    }
+    let text = "headers and B-trees built anew";
+    m.say(Place::ag(Structure::Group, agno), text);
+    Some(group.counts())
 }
 
 /// The owners that are no inodes.
-fn fixed(m: &Mend<'_>, agno: u32, plans: &[TreePlan]) -> Vec<(u32, u32, u64, u64)> {
+fn fixed(m: &Mend<'_>, agno: u32, trees: &[GroupTree]) -> Vec<(u32, u32, u64, u64)> {
     let g = &m.g;
     let mut out = vec![(0, g.header_blocks(), RMAP_OWN_FS, 0)];
     if let Some(a) = g.fsb(g.logstart).filter(|a| a.agno == agno) {
@@ -304,30 +305,26 @@ fn fixed(m: &Mend<'_>, agno: u32, plans: &[TreePlan]) -> Vec<(u32, u32, u64, u64
     for (s, n) in space::chunk_runs(g, &m.ags[agno as usize].chunks) {
         out.push((s, n, RMAP_OWN_INODES, 0));
     }
-    for p in plans {
-        let owner = match p.tree {
-            Btree::Refcount => RMAP_OWN_REFC,
-            _ => RMAP_OWN_INOBT,
-        };
-        out.extend(p.at.iter().map(|b| (*b, 1, owner, 0)));
+    for t in trees {
+        out.extend(t.at.iter().map(|b| (*b, 1, t.tree.owner(), 0)));
     }
     out
 }
 
-/// Plans the trees of free space and owners, which take blocks from what they describe. Blocks that
-/// are taken and not needed go to the free list.
+/// Adds the trees of free space and owners, which take blocks from what they describe. Gives the blocks
+/// of the free list: those that were taken and are not needed, too.
 fn space_trees(
     m: &Mend<'_>,
     agno: u32,
     mut owners: Vec<(u32, u32, u64, u64)>,
     pool: &mut FreeRuns,
-    plans: &mut Vec<TreePlan>,
-) -> Option<()> {
+    trees: &mut Vec<GroupTree>,
+) -> Option<Vec<u32>> {
     let g = &m.g;
     let size = g.block_size as usize;
     let rmap = g.features.rmapbt;
     if rmap {
-        owners.extend(fixed(m, agno, plans));
+        owners.extend(fixed(m, agno, trees));
     }
     let mut own: Vec<u32> = Vec::new();
     let shape = |tree, n| Shape::new(tree, size, n).blocks();
@@ -355,25 +352,13 @@ fn space_trees(
         own.extend(pool.take(need + spare - own.len())?);
     };
     let rest = pool.rest();
-    let pack = |runs: &[(u32, u32)]| {
-        let words = runs.iter().flat_map(|(s, n)| [*s, *n]);
-        words.flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
-    };
-    let mut sorted = rest.clone();
-    sorted.sort_unstable_by_key(|(s, n)| (*n, *s));
     let mut at = own.into_iter();
-    let mut some = |n: usize| at.by_ref().take(n).collect::<Vec<u32>>();
-    let (bno, cnt, rm) = (some(each), some(each), some(wide));
-    plans.push(TreePlan {
-        tree: Btree::Bno,
-        records: pack(&rest),
-        at: bno,
-    });
-    plans.push(TreePlan {
-        tree: Btree::Cnt,
-        records: pack(&sorted),
-        at: cnt,
-    });
+    let mut add = |tree, records, blocks| {
+        let at = at.by_ref().take(blocks).collect();
+        trees.push(GroupTree { tree, records, at });
+    };
+    add(Btree::Bno, free_records(&rest), each);
+    add(Btree::Cnt, free_records(&by_size(&rest)), each);
     if rmap {
         let mut bytes = Vec::with_capacity(records.len() * RmapRecord::SIZE);
         for (s, n, owner, offset) in records {
@@ -382,129 +367,9 @@ fn space_trees(
             bytes.extend_from_slice(&owner.to_be_bytes());
             bytes.extend_from_slice(&offset.to_be_bytes());
         }
-        plans.push(TreePlan {
-            tree: Btree::Rmap,
-            records: bytes,
-            at: rm,
-        });
+        add(Btree::Rmap, bytes, wide);
     }
-    // The free list, as a plan without a tree.
-    plans.push(TreePlan {
-        tree: Btree::Bmap,
-        records: Vec::new(),
-        at: at.collect(),
-    });
-    Some(())
-}
-
-/// Notes the root, the levels and the blocks of a tree in the headers of its group.
-fn set_root(g: &Geometry, p: &TreePlan, agf: &mut Agf, agi: &mut Agi) {
-    let be = Be32::new;
-    let n = p.records.len() / p.tree.record_len();
-    let levels = be(Shape::new(p.tree, g.block_size as usize, n).levels() as u32);
-    let (root, blocks) = (be(p.at[0]), be(p.at.len() as u32));
-    match p.tree {
-        Btree::Bno => (agf.bno_root, agf.bno_level) = (root, levels),
-        Btree::Cnt => (agf.cnt_root, agf.cnt_level) = (root, levels),
-        Btree::Rmap => {
-            (agf.rmap_root, agf.rmap_level) = (root, levels);
-            agf.rmap_blocks = blocks;
-        }
-        Btree::Refcount => {
-            (agf.refcount_root, agf.refcount_level) = (root, levels);
-            agf.refcount_blocks = blocks;
-        }
-        Btree::Ino => {
-            (agi.root, agi.level) = (root, levels);
-            agi.iblocks = blocks;
-        }
-        _ => {
-            (agi.free_root, agi.free_level) = (root, levels);
-            agi.fblocks = blocks;
-        }
-    }
-}
-
-/// Writes a group's trees and headers.
-fn write(
-    m: &mut Mend<'_>,
-    agno: u32,
-    chunks: &[InodeChunk],
-    pool: &FreeRuns,
-    plans: Vec<TreePlan>,
-) -> (u64, u64, u64) {
-    let g = m.g.clone();
-    let be = Be32::new;
-    use zerocopy::FromZeros;
-    let (mut agf, mut agi) = (Agf::new_zeroed(), Agi::new_zeroed());
-    let mut list = Vec::new();
-    let mut tree_blocks = 0;
-    for p in plans {
-        if p.tree == Btree::Bmap {
-            list = p.at;
-            continue;
-        }
-        set_root(&g, &p, &mut agf, &mut agi);
-        if matches!(p.tree, Btree::Bno | Btree::Cnt | Btree::Rmap) {
-            tree_blocks += p.at.len() as u32 - 1;
-        }
-        for b in build(&g, agno, p.tree, &p.records, &p.at) {
-            let daddr = g.daddr(AgBlock { agno, agbno: b.at });
-            m.put_block(daddr, &b.bytes, BTREE_SHORT_CRC_OFFSET);
-        }
-    }
-    if !g.features.inobtcount {
-        (agi.iblocks, agi.fblocks) = (be(0), be(0));
-    }
-    let rest = pool.rest();
-    let free: u64 = rest.iter().map(|(_, n)| u64::from(*n)).sum();
-    let slots = (g.sector_size as usize - Agfl::SIZE) / 4;
-    agf.magicnum = be(AGF_MAGIC);
-    agf.versionnum = be(1);
-    agf.seqno = be(agno);
-    agf.length = be(g.ag_blocks(agno));
-    agf.fllast = be(match list.len() {
-        0 => slots as u32 - 1,
-        n => n as u32 - 1,
-    });
-    agf.flcount = be(list.len() as u32);
-    agf.freeblks = be(free as u32);
-    agf.longest = be(rest.iter().map(|(_, n)| *n).max().unwrap_or(0));
-    agf.btreeblks = be(tree_blocks);
-    agf.uuid = g.meta_uuid;
-    let inodes: u64 = chunks.iter().map(|c| u64::from(c.count)).sum();
-    let ifree: u64 = chunks.iter().map(|c| u64::from(c.freecount)).sum();
-    agi.magicnum = be(AGI_MAGIC);
-    agi.versionnum = be(1);
-    agi.seqno = be(agno);
-    agi.length = be(g.ag_blocks(agno));
-    agi.count = be(inodes as u32);
-    agi.freecount = be(ifree as u32);
-    agi.newino = be(chunks.last().map_or(NULLAGINO, |c| c.startino));
-    agi.dirino = be(NULLAGINO);
-    agi.unlinked = [be(NULLAGINO); AGI_UNLINKED_BUCKETS];
-    agi.uuid = g.meta_uuid;
-    let sector = g.sector_size as usize;
-    let put = |n: u32, bytes: &[u8], crc: usize| {
-        m.put_block(g.ag_header_daddr(agno, n), bytes, crc);
-    };
-    let mut bytes = vec![0; sector];
-    agf.put(&mut bytes, 0);
-    put(AGF_SECTOR, &bytes, AGF_CRC_OFFSET);
-    bytes.fill(0);
-    agi.put(&mut bytes, 0);
-    put(AGI_SECTOR, &bytes, AGI_CRC_OFFSET);
-    crate::mkfs::free_list(&g, agno, &list, &mut bytes);
-    put(AGFL_SECTOR, &bytes, AGFL_CRC_OFFSET);
-    m.say(
-        Place::ag(Structure::Group, agno),
-        "headers and B-trees built anew",
-    );
-    (
-        inodes,
-        ifree,
-        free + list.len() as u64 + u64::from(tree_blocks),
-    )
+    Some(at.collect())
 }
 
 #[cfg(test)]

@@ -503,14 +503,7 @@ impl<'a> Mend<'a> {
         let mut sb = sb;
         let bits = sb.features_incompat.get() & !INCOMPAT_NEEDSREPAIR;
         sb.features_incompat.set(bits);
-        let sector = self.g.sector_size as usize;
-        let mut bytes = self.disk.get(0, sector).unwrap_or(vec![0; sector]);
-        bytes[..264].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&sb)[..264]);
-        if !self.g.features.meta_uuid {
-            bytes[248..264].fill(0);
-        }
-        bytes[264..].fill(0);
-        store_crc(&mut bytes, SB_CRC_OFFSET);
+        let bytes = sb.sector(self.g.sector_size as usize);
         self.disk.write(0, &bytes);
         if let Ok(sb) = Superblock::at(&bytes, 0) {
             self.sb = *sb;

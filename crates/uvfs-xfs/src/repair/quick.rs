@@ -263,9 +263,9 @@ fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &CheckOutcome) -> bool {
 
 /// Builds the groups anew that were changed. The use of blocks stays as their sound trees have it.
 fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
-    let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
+    let mut counts = Counts::default();
     for agno in 0..m.g.agcount {
-        let sums = match m.touched.contains(&agno) {
+        let group = match m.touched.contains(&agno) {
             true => {
                 let old = space::old_blocks(m, agno);
                 if !m.broken.contains(&agno) && !trees(m, agno) {
@@ -278,15 +278,12 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
                 let owned = groups::owned(ag);
                 groups::group(m, agno, owned)
             }
-            false => {
-                let sums = kept.ags[agno as usize].sums.get();
-                sums.map(|s| (s.icount, s.ifree, s.fdblocks))
-            }
+            false => kept.ags[agno as usize].sums.get().copied(),
         };
-        let Some((i, f, b)) = sums else { return false };
-        (icount, ifree, fdblocks) = (icount + i, ifree + f, fdblocks + b);
+        let Some(group) = group else { return false };
+        counts += group;
     }
-    groups::counters(m, icount, ifree, fdblocks);
+    groups::counters(m, counts);
     true
 }
 

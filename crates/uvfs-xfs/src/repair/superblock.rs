@@ -314,13 +314,7 @@ pub(crate) fn copies(m: &mut Mend<'_>) {
         }
         copy.qflags.set(0);
         copy.lsn.set(0);
-        let mut bytes = vec![0; sector];
-        bytes[..264].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&copy)[..264]);
-        if !g.features.meta_uuid {
-            bytes[248..264].fill(0);
-        }
-        store_crc(&mut bytes, SB_CRC_OFFSET);
-        m.disk.write(offset, &bytes);
+        m.disk.write(offset, &copy.sector(sector));
         let text = "rewritten from the primary superblock";
         m.say(Place::ag(Structure::SuperblockCopy, agno), text);
     }

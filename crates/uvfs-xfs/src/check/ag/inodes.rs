@@ -1,6 +1,6 @@
 //! Checks the inode B-trees of an allocation group.
 
-use super::super::ctx::{AgSums, Chunk, Ctx};
+use super::super::ctx::{Chunk, Ctx};
 use super::super::problem::{Counter, Place, Structure};
 use super::super::reader::Reader;
 use super::super::space::mix;
@@ -12,7 +12,7 @@ use super::tree::walk;
 use super::{head, sector};
 
 /// AGI, inode trees, and the chunks' blocks.
-pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
+pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut Counts) {
     let (g, report) = (ctx.g, ctx.report);
     let ag = &ctx.ags[agno as usize];
     let place = Place::ag(Structure::Agi, agno);

@@ -56,14 +56,6 @@ impl AgTreeWalk<'_, '_> {
         self.ctx.report.incomplete();
     }
 
-    fn owner(&self) -> u64 {
-        match self.tree {
-            Btree::Bno | Btree::Cnt | Btree::Rmap => RMAP_OWN_AG,
-            Btree::Refcount => RMAP_OWN_REFC,
-            _ => RMAP_OWN_INOBT,
-        }
-    }
-
     fn node(
         &mut self,
         rd: &mut Reader<'_>,
@@ -85,7 +77,7 @@ impl AgTreeWalk<'_, '_> {
             report.bad(place, "the tree leads to this block twice");
             return None;
         }
-        ctx.claim_owned(place, self.agno, agbno, 1, self.owner());
+        ctx.claim_owned(place, self.agno, agbno, 1, self.tree.owner());
         let block = match rd.blocks(g, self.agno, agbno, 1) {
             Ok(b) => b,
             Err(e) => {
