@@ -21,7 +21,7 @@ pub mod geometry;
 mod inode;
 mod log;
 pub mod mkfs;
-mod remember;
+mod overlay;
 pub mod repair;
 pub mod tools;
 mod verifier;

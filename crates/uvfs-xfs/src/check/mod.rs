@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::{self, LogState};
-use crate::remember::remembered;
+use crate::overlay::remembered;
 use budget::{Budget, Window};
 use ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Facts};
 use links::Ups;

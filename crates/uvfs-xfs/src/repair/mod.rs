@@ -1,7 +1,7 @@
 //! Mending a damaged file system, as xfs_repair does.
 //!
 //! A repair changes nothing on disk until it knows the outcome. It works on the image with its
-//! changes laid over it ([`overlay`]), in rounds: [`crate::check`] tells what is wrong, the phases
+//! changes laid over it (`overlay.rs`), in rounds: [`crate::check`] tells what is wrong, the phases
 //! below mend it, and the next round's check tells whether that was enough. Without findings there
 //! is nothing to do; `-n` is the same work, with the changes thrown away.
 //!
@@ -52,7 +52,6 @@ mod inode;
 mod links;
 mod local;
 mod log;
-mod overlay;
 mod quick;
 mod quota;
 mod reader;
@@ -69,8 +68,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::LogState;
-use crate::remember::remembered;
-use overlay::Overlay;
+use crate::overlay::{Overlay, remembered};
 use space::AgToMend;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -1,10 +1,10 @@
 //! Reads the inodes of a group, a MiB at once, and the blocks of directories with them.
 
 use super::Mend;
-use super::overlay::{Fetched, Overlay};
 use super::space::FoundChunk;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use crate::overlay::{Fetched, Overlay};
 use std::sync::mpsc;
 
 /// Bytes of inodes read at once.

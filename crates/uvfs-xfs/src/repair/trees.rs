@@ -1,8 +1,8 @@
 //! Trees of an allocation group, followed as far as they can be believed.
 
-use super::overlay::Overlay;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use crate::overlay::Overlay;
 use std::collections::HashSet;
 
 /// A tree that was walked.

@@ -1,11 +1,14 @@
-//! The image as it will be: what was changed lies over what is on disk.
+//! Sectors that lie over those of an image: what a repair changes, or what a check has read.
 
-use super::Sink;
 use crate::blocks::{Block, Blocks, Stream};
-use std::collections::{BTreeMap, HashMap};
+use crate::repair::Sink;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 /// The unit of what is kept.
@@ -14,19 +17,24 @@ const SECTOR: usize = 512;
 const FETCHED: usize = 256;
 /// Bytes of one write.
 const MAX_WRITE: usize = 1 << 20;
+/// Most bytes of what was read that are kept.
+const MAX_REMEMBERED: usize = 16 << 20;
 
-/// A changed sector.
+/// A sector.
 #[derive(Clone)]
-enum ChangedSector {
+enum Sector {
     Here(Box<[u8; SECTOR]>),
     /// In the temporary file, at this place.
     Spilled(u32),
 }
 
-/// Changed sectors.
+/// Parts of a buffer.
+type Parts = SmallVec<[Range<usize>; 2]>;
+
+/// Sectors by their number.
 #[derive(Default)]
 struct Sectors {
-    map: BTreeMap<u64, ChangedSector>,
+    map: BTreeMap<u64, Sector>,
     /// Sectors that are kept in memory; further ones go to the file.
     room: u64,
     file: Option<File>,
@@ -37,15 +45,12 @@ impl Sectors {
     fn put(&mut self, at: u64, bytes: &[u8; SECTOR]) {
         let full = self.map.len() as u64 - u64::from(self.spilled) >= self.room;
         let changed = match self.map.get(&at) {
-            Some(ChangedSector::Spilled(place)) => self.spill(*place, bytes),
+            Some(Sector::Spilled(place)) => self.spill(*place, bytes),
             None if full => self.spill(self.spilled, bytes),
             _ => None,
         };
         self.spilled += u32::from(changed == Some(self.spilled));
-        let changed = changed.map_or_else(
-            || ChangedSector::Here(Box::new(*bytes)),
-            ChangedSector::Spilled,
-        );
+        let changed = changed.map_or_else(|| Sector::Here(Box::new(*bytes)), Sector::Spilled);
         self.map.insert(at, changed);
     }
 
@@ -59,10 +64,10 @@ impl Sectors {
         written.ok().map(|()| place)
     }
 
-    fn get(&self, changed: &ChangedSector) -> io::Result<[u8; SECTOR]> {
-        match changed {
-            ChangedSector::Here(bytes) => Ok(**bytes),
-            ChangedSector::Spilled(place) => {
+    fn get(&self, sector: &Sector) -> io::Result<[u8; SECTOR]> {
+        match sector {
+            Sector::Here(bytes) => Ok(**bytes),
+            Sector::Spilled(place) => {
                 let mut bytes = [0; SECTOR];
                 let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
                 file.read_exact_at(&mut bytes, u64::from(*place) * SECTOR as u64)?;
@@ -70,17 +75,61 @@ impl Sectors {
             }
         }
     }
+
+    /// The sectors that a range of bytes has a part of.
+    fn range(&self, offset: u64, len: usize) -> impl Iterator<Item = (&u64, &Sector)> {
+        let end = offset.saturating_add(len as u64).div_ceil(SECTOR as u64);
+        self.map.range(offset / SECTOR as u64..end)
+    }
+
+    /// Copies what there is of a range of bytes; gives the parts of `buf` that are not there.
+    fn copy(&self, offset: u64, buf: &mut [u8]) -> io::Result<Parts> {
+        let (mut missing, mut done) = (Parts::new(), 0);
+        for (at, sector) in self.range(offset, buf.len()) {
+            let start = at * SECTOR as u64;
+            let skip = offset.saturating_sub(start) as usize;
+            let from = start.saturating_sub(offset) as usize;
+            let to = buf.len().min(from + SECTOR - skip);
+            if done < from {
+                missing.push(done..from);
+            }
+            done = to;
+            match sector {
+                Sector::Here(bytes) => buf[from..to].copy_from_slice(&bytes[skip..][..to - from]),
+                spilled => buf[from..to].copy_from_slice(&self.get(spilled)?[skip..][..to - from]),
+            }
+        }
+        if done < buf.len() {
+            missing.push(done..buf.len());
+        }
+        Ok(missing)
+    }
 }
 
 /// Blocks that were read ahead, by their place.
 pub(crate) type Fetched = HashMap<u64, Vec<u8>>;
 
-/// Changed sectors over an image.
+/// Sectors over an image.
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
     sectors: RwLock<Sectors>,
+    /// The sectors are those that were read, and further ones are added.
+    remembers: AtomicBool,
     /// Blocks that were read ahead of their use.
     ahead: Mutex<Fetched>,
+}
+
+/// Keeps what is read of `base`, so that a small file system is read once, unless there is a bound on memory. Of a
+/// large one the part that could be kept would save little, so nothing of it is.
+pub(crate) fn remembered(base: Arc<dyn Blocks>, bound: Option<u64>) -> Arc<dyn Blocks> {
+    match bound {
+        Some(_) => base,
+        None => {
+            let overlay = Overlay::new(base, u64::MAX);
+            overlay.remembers.store(true, Ordering::Relaxed);
+            Arc::new(overlay)
+        }
+    }
 }
 
 impl Overlay {
@@ -94,6 +143,7 @@ impl Overlay {
                 room,
                 ..Sectors::default()
             }),
+            remembers: AtomicBool::new(false),
             ahead: Mutex::default(),
         }
     }
@@ -104,7 +154,7 @@ impl Overlay {
         let here = sectors
             .map
             .iter()
-            .filter(|(_, c)| matches!(c, ChangedSector::Here(_)));
+            .filter(|(_, c)| matches!(c, Sector::Here(_)));
         let copy = Overlay::new(self.base.clone(), u64::MAX);
         copy.sectors.write().expect("just made").map =
             here.map(|(at, c)| (*at, c.clone())).collect();
@@ -153,7 +203,7 @@ impl Overlay {
     pub fn get(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         let there = self.ahead.lock().expect("no holder panics").remove(&offset);
         if let Some(mut bytes) = there.filter(|b| b.len() == len) {
-            self.patch(offset, &mut bytes)?;
+            self.copy(offset, &mut bytes)?;
             return Ok(bytes);
         }
         let mut bytes = vec![0; len];
@@ -210,38 +260,28 @@ impl Overlay {
         Ok(written)
     }
 
-    /// Puts what was changed over bytes that were read.
-    fn patch(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    /// Copies the sectors there are of a range; gives the parts of `buf` that are not there.
+    fn copy(&self, offset: u64, buf: &mut [u8]) -> io::Result<Parts> {
         let sectors = self.sectors.read().expect("no holder panics");
-        let end = offset + buf.len() as u64;
-        let first = offset / SECTOR as u64;
-        for (at, new) in sectors.map.range(first..end.div_ceil(SECTOR as u64)) {
-            let new = sectors.get(new)?;
-            let start = at * SECTOR as u64;
-            let (from, to) = (start.max(offset), (start + SECTOR as u64).min(end));
-            buf[(from - offset) as usize..(to - offset) as usize]
-                .copy_from_slice(&new[(from - start) as usize..(to - start) as usize]);
+        sectors.copy(offset, buf)
+    }
+
+    /// Keeps the whole sectors of what was read. If that is too much all is given up.
+    fn remember(&self, offset: u64, bytes: &[u8]) {
+        if !self.remembers.load(Ordering::Relaxed) {
+            return;
         }
-        Ok(())
-    }
-
-    /// Whether any sector of a range was changed.
-    fn changes(&self, offset: u64, len: usize) -> bool {
-        let sectors = self.sectors.read().expect("no holder panics");
-        let end = (offset + len as u64).div_ceil(SECTOR as u64);
-        sectors
-            .map
-            .range(offset / SECTOR as u64..end)
-            .next()
-            .is_some()
-    }
-
-    /// Whether every sector of a range was changed, so that the disk need not be asked.
-    fn covers(&self, offset: u64, len: usize) -> bool {
-        let sectors = self.sectors.read().expect("no holder panics");
-        let (first, end) = (offset / SECTOR as u64, offset + len as u64);
-        let end = end.div_ceil(SECTOR as u64);
-        sectors.map.range(first..end).count() as u64 == end - first
+        let mut sectors = self.sectors.write().expect("no holder panics");
+        if sectors.map.len() * SECTOR + bytes.len() > MAX_REMEMBERED {
+            self.remembers.store(false, Ordering::Relaxed);
+            *sectors = Sectors::default();
+            return;
+        }
+        let first = offset.next_multiple_of(SECTOR as u64);
+        let whole = bytes.get((first - offset) as usize..).unwrap_or_default();
+        for (at, part) in (first / SECTOR as u64..).zip(whole.as_chunks::<SECTOR>().0) {
+            sectors.put(at, part);
+        }
     }
 }
 
@@ -251,18 +291,19 @@ impl Blocks for Overlay {
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if let Err(e) = self.base.read_data(offset, buf)
-            && !self.covers(offset, buf.len())
-        {
-            return Err(e);
+        for part in self.copy(offset, buf)? {
+            let (at, part) = (offset + part.start as u64, &mut buf[part]);
+            self.base.read_data(at, part)?;
+            self.remember(at, part);
         }
-        self.patch(offset, buf)
+        Ok(())
     }
 
     fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
-        Some(Box::new(Patched {
+        Some(Box::new(OverlayStream {
             stream: self.base.stream(room)?,
             overlay: self,
+            here: VecDeque::new(),
         }))
     }
 
@@ -271,19 +312,30 @@ impl Blocks for Overlay {
     }
 }
 
-/// Reads ahead, with the changes put over them.
-struct Patched<'a> {
+/// Reads ahead of the image, less those of which the overlay has a part.
+struct OverlayStream<'a> {
     stream: Box<dyn Stream + 'a>,
     overlay: &'a Overlay,
+    /// Those, which were read at once.
+    here: VecDeque<(u64, io::Result<Block>)>,
 }
 
-impl Stream for Patched<'_> {
+impl Stream for OverlayStream<'_> {
     fn unit(&self) -> u64 {
         self.stream.unit()
     }
 
     fn start(&mut self, offset: u64, len: usize) -> bool {
-        self.stream.start(offset, len)
+        let sectors = self.overlay.sectors.read().expect("no holder panics");
+        if sectors.range(offset, len).next().is_none() {
+            return self.stream.start(offset, len);
+        }
+        drop(sectors);
+        let mut bytes = vec![0; len];
+        let read = self.overlay.read_data(offset, &mut bytes);
+        let block = read.map(|()| Block::new(bytes));
+        self.here.push_back((offset, block));
+        true
     }
 
     fn send(&mut self) {
@@ -291,16 +343,14 @@ impl Stream for Patched<'_> {
     }
 
     fn next(&mut self) -> Option<(u64, io::Result<Block>)> {
-        let (offset, result) = self.stream.next()?;
-        let patched = result.and_then(|block| {
-            if !self.overlay.changes(offset, block.len()) {
-                return Ok(block);
-            }
-            let mut bytes = block.to_vec();
-            self.overlay.patch(offset, &mut bytes)?;
-            Ok(Block::new(bytes))
-        });
-        Some((offset, patched))
+        if let Some(read) = self.here.pop_front() {
+            return Some(read);
+        }
+        let (offset, read) = self.stream.next()?;
+        if let Ok(block) = &read {
+            self.overlay.remember(offset, block);
+        }
+        Some((offset, read))
     }
 }
 
@@ -331,7 +381,7 @@ mod tests {
             let here = sectors
                 .map
                 .values()
-                .filter(|c| matches!(c, ChangedSector::Here(_)));
+                .filter(|c| matches!(c, Sector::Here(_)));
             assert!(here.count() as u64 <= keep / 512);
         }
     }
