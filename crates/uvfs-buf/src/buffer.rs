@@ -86,17 +86,6 @@ impl Buffer {
         }
     }
 
-    /// The mark that [`Buffer::set_stamp`] left with this content; 0 for none.
-    pub fn stamp(&self) -> u64 {
-        self.inner.stamp.load(Ordering::Relaxed)
-    }
-
-    /// Leaves a number of the caller's with the content, for its next reader: say, which
-    /// checks it has passed. It goes when the content is changed, read again or evicted.
-    pub fn set_stamp(&self, stamp: u64) {
-        self.inner.stamp.store(stamp, Ordering::Relaxed);
-    }
-
     /// Locks the content for changing it; the buffer is dirty from now on. Waits for a write in
     /// progress to end, and until no handle has the content pinned.
     pub fn write(&self) -> WriteGuard<'_> {
@@ -110,7 +99,6 @@ impl Buffer {
                 continue;
             }
             if guard.is_some() {
-                self.inner.stamp.store(0, Ordering::Relaxed);
                 let mut state = self.inner.state();
                 state.dirty = true;
                 state.verified = None;
@@ -198,13 +186,6 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 // SAFETY: as above; a shared handle only reads.
 unsafe impl Sync for Pinned {}
-
-impl Pinned {
-    /// The buffer.
-    pub fn buffer(&self) -> &Buffer {
-        &self.buffer
-    }
-}
 
 impl Deref for Pinned {
     type Target = [u8];

@@ -1,6 +1,6 @@
 //! The part of a buffer that the index, the list and the handles share.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use rustix::io::Errno;
@@ -57,8 +57,6 @@ pub(crate) struct Inner {
     pub refs: RefCount,
     /// Owned read handles. Goes up only under a read lock of the content.
     pub pins: AtomicU32,
-    /// The user's mark of this content, 0 at first.
-    pub stamp: AtomicU64,
     pub state: Mutex<State>,
     pub content: RwLock<Option<Block>>,
     /// Its place in the list; changed under the list's lock only.
@@ -78,7 +76,6 @@ impl Inner {
             holds: AtomicU32::new(1),
             refs: RefCount::new(0),
             pins: AtomicU32::new(0),
-            stamp: AtomicU64::new(0),
             state: Mutex::new(State::new()),
             content: RwLock::new(None),
             lru: Mutex::new(None),

@@ -9,6 +9,7 @@ use crate::blocks::Block;
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
+use crate::verifier;
 use crate::volume::Volume;
 
 const LEAF: &str = "attribute leaf block";
@@ -190,29 +191,29 @@ impl Volume {
     fn attr_block(&self, inode: &Inode, number: u32) -> Result<Block> {
         let what = "attribute block";
         let start = u64::from(number);
-        let block =
-            self.read_fork_block(
-                what,
-                inode,
-                Fork::Attr,
-                start,
-                1,
-                &|b, ident| match da_block_kind(b, ident.crc) {
-                    Some(ATTR_LEAF_MAGIC | DA_NODE_MAGIC) => check_da_info(b, ident).map(|_| ()),
-                    _ => {
-                        let found = DaBlockInfo::at(b, 0)?.magic.get();
-                        let expected = if ident.crc {
-                            ATTR3_LEAF_MAGIC
-                        } else {
-                            ATTR_LEAF_MAGIC
-                        };
-                        Err(Fault::Magic {
-                            expected: expected.into(),
-                            found: found.into(),
-                        })
-                    }
-                },
-            )?;
+        let block = self.read_fork_block(
+            what,
+            inode,
+            Fork::Attr,
+            start,
+            1,
+            verifier::DA,
+            &|b, ident| match da_block_kind(b, ident.crc) {
+                Some(ATTR_LEAF_MAGIC | DA_NODE_MAGIC) => check_da_info(b, ident).map(|_| ()),
+                _ => {
+                    let found = DaBlockInfo::at(b, 0)?.magic.get();
+                    let expected = if ident.crc {
+                        ATTR3_LEAF_MAGIC
+                    } else {
+                        ATTR_LEAF_MAGIC
+                    };
+                    Err(Fault::Magic {
+                        expected: expected.into(),
+                        found: found.into(),
+                    })
+                }
+            },
+        )?;
         let bad = |expected| inode.fault(what, Fault::field("mapping", expected, number));
         let block = block.ok_or_else(|| bad("a block, not a hole"))?;
         match da_block_kind(&block, self.geometry().features.crc) {
@@ -235,8 +236,9 @@ impl Volume {
         let hole = |n: u64| inode.fault(REMOTE, Fault::field("mapping", "a block, not a hole", n));
         while value.len() < len {
             let offset = value.len() as u32;
+            let kind = verifier::REMOTE;
             let block =
-                self.read_fork_block(REMOTE, inode, Fork::Attr, number, 1, &|b, ident| {
+                self.read_fork_block(REMOTE, inode, Fork::Attr, number, 1, kind, &|b, ident| {
                     if crc {
                         check_remote(b, ATTR3_RMT_MAGIC, offset, ident).map(|_| ())
                     } else {

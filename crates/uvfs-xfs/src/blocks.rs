@@ -1,9 +1,7 @@
 //! Where the reader gets bytes from.
 
 use crate::error::Error;
-use crate::format::Fault;
 use crate::geometry::BBSIZE;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
@@ -11,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+pub use uvfs_buf::Verifier;
 
 /// A run of bytes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,32 +20,39 @@ pub struct DiskExtent {
     pub bytes: u32,
 }
 
-/// Checks the contents of a block when it has been read.
-///
-/// A cache may run it only when a block comes in and not again for a block that it has, so the user of a block still
-/// checks every bound, but need not check sums again.
-pub type Verify<'a> = &'a (dyn Fn(&[u8]) -> Result<(), Fault> + Sync);
-
-/// A verifier that takes anything.
-pub fn unverified(_: &[u8]) -> Result<(), Fault> {
-    Ok(())
-}
-
 /// Bytes of a block, held until the last clone is dropped.
 #[derive(Clone)]
-pub struct Block(Arc<dyn AsRef<[u8]> + Send + Sync>);
+pub struct Block {
+    holder: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    verified: bool,
+}
 
 impl Block {
     /// A block that keeps `holder` (say, a buffer's reference) for as long as it lives.
     pub fn new(holder: impl AsRef<[u8]> + Send + Sync + 'static) -> Block {
-        Block(Arc::new(holder))
+        Block {
+            holder: Arc::new(holder),
+            verified: false,
+        }
+    }
+
+    /// Says that a cache's verifier found the block sound when it was read.
+    pub(crate) fn verified(mut self) -> Block {
+        self.verified = true;
+        self
+    }
+
+    /// Whether a cache's verifier found the block sound when it was read: its checksum need not be
+    /// computed again.
+    pub fn is_verified(&self) -> bool {
+        self.verified
     }
 }
 
 impl Deref for Block {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        (*self.0).as_ref()
+        (*self.holder).as_ref()
     }
 }
 
@@ -56,54 +62,24 @@ impl std::fmt::Debug for Block {
     }
 }
 
-/// Why a block could not be had.
-#[derive(Debug)]
-pub enum ReadError {
-    /// The device failed, or ends before the block does.
-    Io(io::Error),
-    /// The verifier refused it.
-    Fault(Fault),
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReadError::Io(error) => error.fmt(f),
-            ReadError::Fault(fault) => fault.fmt(f),
-        }
-    }
-}
-
 /// A device or image, possibly behind a cache.
 pub trait Blocks: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
 
-    /// Reads metadata: `extents` one after another as one block, checked by `verify`.
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
+    /// Reads metadata: `extents` one after another as one block. A cache has `verifier` look at the
+    /// content when it comes in; a block without [`Block::is_verified`] the caller has to verify.
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
+        let _ = verifier;
         let total = extents.iter().map(|e| e.bytes as usize).sum();
         let mut bytes = vec![0; total];
         let mut rest = &mut bytes[..];
         for e in extents {
             let (part, next) = rest.split_at_mut(e.bytes as usize);
-            self.read_data(e.daddr.saturating_mul(BBSIZE), part)
-                .map_err(ReadError::Io)?;
+            self.read_data(e.daddr.saturating_mul(BBSIZE), part)?;
             rest = next;
         }
-        verify(&bytes).map_err(ReadError::Fault)?;
         Ok(Block::new(bytes))
-    }
-
-    /// [`Blocks::read`] of a block whose checks have a name: `checks` is not 0, and where a cache
-    /// knows that a block has passed checks of this name it need not run `verify` again.
-    fn read_checked(
-        &self,
-        extents: &[DiskExtent],
-        checks: u64,
-        verify: Verify<'_>,
-    ) -> Result<Block, ReadError> {
-        let _ = checks;
-        self.read(extents, verify)
     }
 
     /// Reads file data at byte `offset` of the device into the whole of `buf`; it is not worth
@@ -154,19 +130,11 @@ impl<B: Blocks + ?Sized> Blocks for Arc<B> {
     fn size(&self) -> u64 {
         (**self).size()
     }
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        (**self).read(extents, verify)
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
+        (**self).read(extents, verifier)
     }
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         (**self).read_data(offset, buf)
-    }
-    fn read_checked(
-        &self,
-        extents: &[DiskExtent],
-        checks: u64,
-        verify: Verify<'_>,
-    ) -> Result<Block, ReadError> {
-        (**self).read_checked(extents, checks, verify)
     }
     fn data_file(&self) -> Option<BorrowedFd<'_>> {
         (**self).data_file()

@@ -1,6 +1,6 @@
 //! Reading through the buffer cache.
 
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
+use crate::blocks::{Block, Blocks, DiskExtent, Stream};
 use crate::wait;
 use rustix::fs::Advice;
 use smallvec::SmallVec;
@@ -9,7 +9,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use uvfs_buf::{Anything, BufError, Extent, MAX_SECTORS, Prefetch, SECTOR, Target};
+use uvfs_buf::{Anything, BufError, Extent, MAX_SECTORS, Prefetch, SECTOR, Target, Verifier};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 
@@ -74,12 +74,12 @@ impl CachedBlocks {
     }
 }
 
-fn error(e: BufError) -> ReadError {
-    ReadError::Io(match e {
+fn error(e: BufError) -> io::Error {
+    match e {
         BufError::Io { errno, .. } => errno.into(),
         BufError::Range { .. } => io::ErrorKind::UnexpectedEof.into(),
         e => io::Error::other(e),
-    })
+    }
 }
 
 impl Blocks for CachedBlocks {
@@ -87,16 +87,7 @@ impl Blocks for CachedBlocks {
         self.target.geometry().size
     }
 
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        self.read_checked(extents, 0, verify)
-    }
-
-    fn read_checked(
-        &self,
-        extents: &[DiskExtent],
-        checks: u64,
-        verify: Verify<'_>,
-    ) -> Result<Block, ReadError> {
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
         let wide: SmallVec<[Extent; 1]> = self.widen_all(extents);
         let exact = self.is_exact(extents, &wide);
         let here = || match exact {
@@ -105,18 +96,17 @@ impl Blocks for CachedBlocks {
         };
         if wait::is_forbidden() && !here() {
             wait::note(extents);
-            return Err(ReadError::Io(io::ErrorKind::WouldBlock.into()));
+            return Err(io::ErrorKind::WouldBlock.into());
         }
         if exact {
             // The content itself, not a copy: nothing writes through this cache.
-            let buffer = self.target.read(&wide, &Anything).map_err(error)?.pin();
-            if checks == 0 || buffer.buffer().stamp() != checks {
-                verify(&buffer).map_err(ReadError::Fault)?;
-                if checks != 0 {
-                    buffer.buffer().set_stamp(checks);
-                }
-            }
-            return Ok(Block::new(buffer));
+            let content = |verifier| Ok(Block::new(self.target.read(&wide, verifier)?.pin()));
+            return match content(verifier) {
+                Ok(block) => Ok(block.verified()),
+                // The caller finds what is wrong with it.
+                Err(BufError::Verify { .. }) => content(&Anything).map_err(error),
+                Err(e) => Err(error(e)),
+            };
         }
         let mut bytes = Vec::with_capacity(extents.iter().map(|e| e.bytes as usize).sum());
         for (e, w) in extents.iter().zip(&wide) {
@@ -124,7 +114,6 @@ impl Blocks for CachedBlocks {
             let skip = ((e.daddr - w.daddr) * SECTOR) as usize;
             bytes.extend_from_slice(&buffer.read()[skip..skip + e.bytes as usize]);
         }
-        verify(&bytes).map_err(ReadError::Fault)?;
         Ok(Block::new(bytes))
     }
 
@@ -153,13 +142,8 @@ impl Blocks for CachedBlocks {
             let want = (buf.len() - done).min((DATA_SECTORS * SECTOR) as usize);
             let within = (at % SECTOR) as usize;
             let (extent, skip) = self.widen(at / SECTOR, (within + want) as u64);
-            let read =
-                self.target
-                    .read_uncached(&[extent], &Anything)
-                    .map_err(|e| match error(e) {
-                        ReadError::Io(e) => e,
-                        ReadError::Fault(f) => io::Error::other(f),
-                    })?;
+            let read = self.target.read_uncached(&[extent], &Anything);
+            let read = read.map_err(error)?;
             let from = skip + within;
             buf[done..done + want].copy_from_slice(&read.read()[from..from + want]);
             done += want;
@@ -233,10 +217,6 @@ impl Stream for CachedStream<'_> {
         self.sent = self.sent.saturating_sub(1);
         let read = self.blocks.target.read(&extent, &Anything);
         let block = read.map(|buffer| Block::new(buffer.pin()));
-        let block = block.map_err(|e| match error(e) {
-            ReadError::Io(e) => e,
-            ReadError::Fault(f) => io::Error::other(f),
-        });
-        Some((extent[0].daddr * SECTOR, block))
+        Some((extent[0].daddr * SECTOR, block.map_err(error)))
     }
 }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
+use crate::verifier;
 use crate::volume::Volume;
 use smallvec::SmallVec;
 
@@ -227,9 +228,16 @@ impl Volume {
     fn dir_data_block(&self, dir: &Inode, db: u64) -> Result<Option<Block>> {
         let per_block = 1u32 << self.geometry().dirblklog;
         let start = db * u64::from(per_block);
-        self.read_fork_block(DATA, dir, Fork::Data, start, per_block, &|b, ident| {
-            check_dir_data(b, db == 0 && is_single(b, ident.crc), ident).map(|_| ())
-        })
+        let kind = verifier::DIR_DATA;
+        self.read_fork_block(
+            DATA,
+            dir,
+            Fork::Data,
+            start,
+            per_block,
+            kind,
+            &|b, ident| check_dir_data(b, db == 0 && is_single(b, ident.crc), ident).map(|_| ()),
+        )
     }
 
     /// Reads a leaf or node block, `number` counted in file system blocks.
@@ -248,6 +256,7 @@ impl Volume {
             Fork::Data,
             start,
             1 << g.dirblklog,
+            verifier::DA,
             &|b, ident| {
                 match da_block_kind(b, ident.crc) {
                     Some(DIR2_LEAF1_MAGIC | DIR2_LEAFN_MAGIC | DA_NODE_MAGIC) => {}

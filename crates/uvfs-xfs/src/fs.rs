@@ -6,7 +6,7 @@
 //!
 //! File data goes from the device straight into the answer, on the ring of the thread.
 
-use crate::blocks::{DiskExtent, unverified};
+use crate::blocks::DiskExtent;
 use crate::error::Error;
 use crate::format::*;
 use crate::geometry::BBSIZE;
@@ -17,6 +17,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use uvfs_buf::Anything;
 use uvfs_io::blocking::PerUser;
 use uvfs_io::ops::{self, File};
 use uvfs_io::{IoBuf, Payload};
@@ -182,7 +183,7 @@ impl XfsFs {
         let Some(file) = &self.data else {
             let volume = self.volume.clone();
             let read = move || {
-                let _ = volume.blocks().read(&extents, &unverified);
+                let _ = volume.blocks().read(&extents, &Anything);
             };
             return self.readers.run(cx.uid, read).await;
         };
@@ -193,7 +194,7 @@ impl XfsFs {
                 let _ = ops::read_at(file, &scratch, e.daddr * BBSIZE, 0).await;
             }
         }
-        let _ = self.volume.blocks().read(&extents, &unverified);
+        let _ = self.volume.blocks().read(&extents, &Anything);
     }
 
     fn node(&self, ino: u64) -> Node {

@@ -409,6 +409,7 @@ impl Geometry {
             uuid: self.meta_uuid,
             daddr,
             owner,
+            summed: false,
         }
     }
 

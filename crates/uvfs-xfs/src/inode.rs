@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 pub use data::DataRun;
 
 /// Checks a metadata block of a fork against what it must say about itself.
-pub(crate) type VerifyIdent<'a> = &'a (dyn Fn(&[u8], &Ident) -> Result<(), Fault> + Sync);
+pub(crate) type VerifyIdent<'a> = &'a dyn Fn(&[u8], &Ident) -> Result<(), Fault>;
 
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -1,11 +1,12 @@
 //! An open file system.
 
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify, io_error, unverified};
+use crate::blocks::{Block, Blocks, DiskExtent, io_error};
 use crate::error::{At, Error, Result};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::inode::Inode;
 use crate::log::{self, LogState};
+use uvfs_buf::{Anything, Verifier};
 
 /// Symbolic links followed in one path before it counts as a loop, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
@@ -92,23 +93,27 @@ impl Volume {
         &*self.blocks
     }
 
-    /// Reads a metadata block for a structure called `what` of inode `ino`.
+    /// Reads a metadata block. The caller verifies it by the identity that [`Volume::ident`] gives.
     pub(crate) fn read_block(
         &self,
-        what: &'static str,
-        ino: u64,
         extents: &[DiskExtent],
-        verify: Verify<'_>,
+        verifier: &'static dyn Verifier,
     ) -> Result<Block> {
-        let checks = checks(what, ino);
-        let read = self.blocks.read_checked(extents, checks, verify);
-        read.map_err(|e| match e {
-            ReadError::Io(e) => io_error(extents, e),
-            ReadError::Fault(fault) => {
-                let daddr = extents.first().map_or(0, |e| e.daddr);
-                Error::corrupt(what, At::InodeBlock { ino, daddr }, fault)
-            }
-        })
+        // Version 4 has no checksums.
+        let verifier = match self.geometry.features.crc {
+            true => verifier,
+            false => &Anything,
+        };
+        let read = self.blocks.read(extents, verifier);
+        read.map_err(|e| io_error(extents, e))
+    }
+
+    /// The identity that a block of an inode must have, less the checksum if the cache has verified that.
+    pub(crate) fn ident(&self, block: &Block, daddr: u64, ino: u64) -> Ident {
+        Ident {
+            summed: block.is_verified(),
+            ..self.geometry.ident(daddr, Some(ino))
+        }
     }
 
     /// Reads an inode. Fails with [`Error::NotFound`] if there can be no such inode or it is free.
@@ -120,7 +125,7 @@ impl Volume {
             agbno: a.agbno,
         });
         let first = extent.1;
-        let block = self.read_block("inode cluster", ino, &[extent.0], &unverified)?;
+        let block = self.read_block(&[extent.0], &Anything)?;
         let at = ((a.agbno - first) << g.blocklog) as usize + (a.index << g.inodelog) as usize;
         let raw = block
             .get(at..at + g.inode_size as usize)
@@ -200,23 +205,11 @@ impl Volume {
     }
 }
 
-/// A name for the checks of a structure called `what` that inode `ino` owns: FNV-1a.
-fn checks(what: &str, ino: u64) -> u64 {
-    let bytes = what.bytes().chain(ino.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    });
-    hash.max(1)
-}
-
 /// Reads and checks the first superblock.
 pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superblock, Geometry)> {
     let read = |bytes: u32| {
         let e = [DiskExtent { daddr: 0, bytes }];
-        blocks.read(&e, &unverified).map_err(|err| match err {
-            ReadError::Io(err) => io_error(&e, err),
-            ReadError::Fault(fault) => Error::corrupt("superblock", At::Disk(0), fault),
-        })
+        blocks.read(&e, &Anything).map_err(|err| io_error(&e, err))
     };
     let bad = |fault| Error::corrupt("superblock", At::Disk(0), fault);
     let first = read(512)?;

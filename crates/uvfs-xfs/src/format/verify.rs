@@ -29,9 +29,18 @@ pub struct Ident {
     pub daddr: u64,
     /// Allocation group or inode that owns it; `None` when it is not known.
     pub owner: Option<u64>,
+    /// Its checksum was found right already, when it was read.
+    pub summed: bool,
 }
 
 impl Ident {
+    fn check_crc(&self, bytes: &[u8], crc_offset: usize) -> Result<(), Fault> {
+        match self.summed {
+            true => Ok(()),
+            false => check_crc(bytes, crc_offset),
+        }
+    }
+
     fn check_uuid(&self, found: &Uuid) -> Result<(), Fault> {
         if *found == self.uuid {
             Ok(())
@@ -173,7 +182,7 @@ pub fn check_agf<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a Agf, Fault> 
     let agf = Agf::at(sector, 0)?;
     check_magic(AGF_MAGIC, agf.magicnum.get())?;
     if ident.crc {
-        check_crc(sector, AGF_CRC_OFFSET)?;
+        ident.check_crc(sector, AGF_CRC_OFFSET)?;
         ident.check_uuid(&agf.uuid)?;
     }
     Ok(agf)
@@ -184,7 +193,7 @@ pub fn check_agi<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a Agi, Fault> 
     let agi = Agi::at(sector, 0)?;
     check_magic(AGI_MAGIC, agi.magicnum.get())?;
     if ident.crc {
-        check_crc(sector, AGI_CRC_OFFSET)?;
+        ident.check_crc(sector, AGI_CRC_OFFSET)?;
         ident.check_uuid(&agi.uuid)?;
     }
     Ok(agi)
@@ -197,7 +206,7 @@ pub fn check_agfl<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a [Be32], Fau
     }
     let agfl = Agfl::at(sector, 0)?;
     check_magic(AGFL_MAGIC, agfl.magicnum.get())?;
-    check_crc(sector, AGFL_CRC_OFFSET)?;
+    ident.check_crc(sector, AGFL_CRC_OFFSET)?;
     ident.check_uuid(&agfl.uuid)?;
     Be32::slice_at(sector, Agfl::SIZE, (sector.len() - Agfl::SIZE) / 4)
 }
@@ -214,7 +223,7 @@ pub fn check_btree_short<'a>(
     check_magic(tree.magic(ident.crc), h.magic.get())?;
     if ident.crc {
         let c = BtreeShortCrc::at(block, BtreeShort::SIZE)?;
-        check_crc(block, BTREE_SHORT_CRC_OFFSET)?;
+        ident.check_crc(block, BTREE_SHORT_CRC_OFFSET)?;
         ident.check_uuid(&c.uuid)?;
         ident.check_blkno(c.blkno.get())?;
         ident.check_owner(u64::from(c.owner.get()))?;
@@ -230,7 +239,7 @@ pub fn check_btree_long<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a BtreeL
     check_magic(Btree::Bmap.magic(ident.crc), h.magic.get())?;
     if ident.crc {
         let c = BtreeLongCrc::at(block, BtreeLong::SIZE)?;
-        check_crc(block, BTREE_LONG_CRC_OFFSET)?;
+        ident.check_crc(block, BTREE_LONG_CRC_OFFSET)?;
         ident.check_uuid(&c.uuid)?;
         ident.check_blkno(c.blkno.get())?;
         ident.check_owner(c.owner.get())?;
@@ -279,7 +288,7 @@ pub fn check_dinode<'a>(inode: &'a [u8], ident: &Ident) -> Result<&'a DinodeV2, 
             return Err(Fault::field("di_version", "3", d.version));
         }
         let d3 = Dinode::at(inode, 0)?;
-        check_crc(inode, DINODE_CRC_OFFSET)?;
+        ident.check_crc(inode, DINODE_CRC_OFFSET)?;
         ident.check_uuid(&d3.uuid)?;
         ident.check_owner(d3.ino.get())?;
     } else if !(1..=2).contains(&d.version) {
@@ -322,7 +331,7 @@ pub fn check_dir_data<'a>(
 }
 
 fn check_dir3_header(block: &[u8], h: &Dir3BlockHeader, ident: &Ident) -> Result<(), Fault> {
-    check_crc(block, DIR3_DATA_CRC_OFFSET)?;
+    ident.check_crc(block, DIR3_DATA_CRC_OFFSET)?;
     ident.check_uuid(&h.uuid)?;
     ident.check_blkno(h.blkno.get())?;
     ident.check_owner(h.owner.get())
@@ -377,7 +386,7 @@ pub fn da_block_kind(block: &[u8], crc: bool) -> Option<u16> {
 pub fn check_da_info<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a DaBlockInfo, Fault> {
     if ident.crc {
         let i = Da3BlockInfo::at(block, 0)?;
-        check_crc(block, DA3_CRC_OFFSET)?;
+        ident.check_crc(block, DA3_CRC_OFFSET)?;
         ident.check_uuid(&i.uuid)?;
         ident.check_blkno(i.blkno.get())?;
         ident.check_owner(i.owner.get())?;
@@ -513,7 +522,7 @@ pub fn check_remote<'a>(
 ) -> Result<&'a [u8], Fault> {
     let h = RemoteHeader::at(block, 0)?;
     check_magic(magic, h.magic.get())?;
-    check_crc(block, REMOTE_CRC_OFFSET)?;
+    ident.check_crc(block, REMOTE_CRC_OFFSET)?;
     ident.check_uuid(&h.uuid)?;
     ident.check_blkno(h.blkno.get())?;
     ident.check_owner(h.owner.get())?;
@@ -541,7 +550,7 @@ pub fn check_dquot<'a>(record: &'a [u8], ident: &Ident) -> Result<&'a Dquot, Fau
         return Err(Fault::field("d_version", "1", d.version));
     }
     if ident.crc {
-        check_crc(d.as_bytes(), DQUOT_CRC_OFFSET)?;
+        ident.check_crc(d.as_bytes(), DQUOT_CRC_OFFSET)?;
         ident.check_uuid(&d.uuid)?;
     }
     Ok(d)

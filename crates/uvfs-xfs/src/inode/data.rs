@@ -1,10 +1,12 @@
 //! Where the data of a fork lies, and its contents.
 
-use crate::blocks::{Block, DiskExtent, Verify};
+use crate::blocks::{Block, DiskExtent};
 use crate::error::{At, Error, Result};
 use crate::format::*;
 use crate::geometry::BBSIZE;
+use crate::verifier;
 use crate::volume::Volume;
+use uvfs_buf::Verifier;
 
 use super::{Fork, Inode, VerifyIdent};
 
@@ -136,27 +138,23 @@ impl MapWalk<'_> {
             ))
         })?;
         let daddr = g.daddr(a);
-        let ident = g.ident(daddr, Some(self.inode.ino));
-        let what = self.fork.btree_name();
+        let (what, ino) = (self.fork.btree_name(), self.inode.ino);
         let extents = [DiskExtent {
             daddr,
             bytes: g.block_size,
         }];
-        let block = self
-            .volume
-            .read_block(what, self.inode.ino, &extents, &|b| {
-                check_btree_long(b, &ident).map(|_| ())
-            })?;
-        let h = BtreeLong::at(&block, 0).map_err(|f| self.bad(f))?;
-        if h.level.get() != level {
-            let at = At::InodeBlock {
-                ino: self.inode.ino,
-                daddr,
-            };
-            let fault = Fault::field("bb_level", "one less than the parent's", h.level.get());
-            return Err(Error::corrupt(what, at, fault));
+        let block = self.volume.read_block(&extents, verifier::BTREE_LONG)?;
+        let at = At::InodeBlock { ino, daddr };
+        let ident = self.volume.ident(&block, daddr, ino);
+        match check_btree_long(&block, &ident) {
+            Ok(h) if h.level.get() == level => Ok(block),
+            Ok(h) => {
+                let expected = "one less than the parent's";
+                let fault = Fault::field("bb_level", expected, h.level.get());
+                Err(Error::corrupt(what, at, fault))
+            }
+            Err(fault) => Err(Error::corrupt(what, at, fault)),
         }
-        Ok(block)
     }
 }
 
@@ -204,8 +202,12 @@ impl Volume {
         }
     }
 
-    /// Reads `count` blocks of a fork from file block `start` as one metadata block. `None` if
-    /// none of them is mapped.
+    /// Reads `count` blocks of a fork from file block `start` as one metadata block, which has to pass
+    /// `check`. `None` if none of them is mapped.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a range of a fork, and the structure there"
+    )]
     pub(crate) fn read_fork_block(
         &self,
         what: &'static str,
@@ -213,15 +215,18 @@ impl Volume {
         fork: Fork,
         start: u64,
         count: u32,
-        verify: VerifyIdent<'_>,
+        verifier: &'static dyn Verifier,
+        check: VerifyIdent<'_>,
     ) -> Result<Option<Block>> {
-        let g = self.geometry();
         let Some(extents) = self.fork_extents(what, inode, fork, start, count)? else {
             return Ok(None);
         };
-        let ident = g.ident(extents[0].daddr, Some(inode.ino));
-        let verify: Verify<'_> = &|bytes| verify(bytes, &ident);
-        self.read_block(what, inode.ino, &extents, verify).map(Some)
+        let (ino, daddr) = (inode.ino, extents[0].daddr);
+        let block = self.read_block(&extents, verifier)?;
+        match check(&block, &self.ident(&block, daddr, ino)) {
+            Ok(()) => Ok(Some(block)),
+            Err(fault) => Err(Error::corrupt(what, At::InodeBlock { ino, daddr }, fault)),
+        }
     }
 
     /// Where on disk a metadata block of a fork is; `None` if it is a hole.
@@ -372,13 +377,21 @@ impl Volume {
             let offset = target.len() as u32;
             let crc = g.features.crc;
             let b = self
-                .read_fork_block(what, inode, Fork::Data, block, e.blockcount, &|b, ident| {
-                    if crc {
-                        check_remote(b, SYMLINK_MAGIC, offset, ident).map(|_| ())
-                    } else {
-                        Ok(())
-                    }
-                })?
+                .read_fork_block(
+                    what,
+                    inode,
+                    Fork::Data,
+                    block,
+                    e.blockcount,
+                    verifier::REMOTE,
+                    &|b, ident| {
+                        if crc {
+                            check_remote(b, SYMLINK_MAGIC, offset, ident).map(|_| ())
+                        } else {
+                            Ok(())
+                        }
+                    },
+                )?
                 .ok_or_else(|| inode.fault(what, Fault::field("mapping", "whole", block)))?;
             let part = if crc {
                 let h = RemoteHeader::at(&b, 0).map_err(|f| inode.fault(what, f))?;

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use uvfs_xfs::Blocks;
-use uvfs_xfs::blocks::{Block, DiskExtent, ReadError, Stream, Verify};
+use uvfs_xfs::blocks::{Block, DiskExtent, Stream, Verifier};
 use uvfs_xfs::format::*;
 
 #[path = "fields.rs"]
@@ -147,8 +147,8 @@ impl Blocks for Partly {
         self.image.size()
     }
 
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        self.image.read(extents, verify)
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
+        self.image.read(extents, verifier)
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
