@@ -8,18 +8,14 @@ use uvfs_io::device::Device;
 use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, Io, IoExtent, Op};
 use uvfs_mem::Arena;
 
-/// Bytes of one transfer: a large read is several of them at once.
-const PIECE: usize = 256 << 10;
 /// Transfers in flight for one reader.
 const DEPTH: usize = 128;
 
-/// A device read through an engine: one for each reader that is at work at a time, so that a read
-/// waits only for itself.
+/// A device: single reads are system calls, those of a [`Stream`] go through an engine of its own.
 pub struct DeviceBlocks {
     device: Arc<Device>,
     kind: EngineKind,
     arena: Arena,
-    idle: Mutex<Vec<Arc<dyn Engine>>>,
     /// Engines of streams, each with memory of its own.
     streams: Mutex<Vec<Registered>>,
     reads: AtomicU64,
@@ -33,13 +29,11 @@ impl DeviceBlocks {
             device,
             kind,
             arena: Arena::new(1 << 30)?,
-            idle: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        let first = blocks.open(None)?;
-        blocks.idle.lock().expect("no holder panics").push(first);
+        blocks.open(None)?;
         Ok(blocks)
     }
 
@@ -80,15 +74,6 @@ impl DeviceBlocks {
         engine::open(self.kind, self.device.clone(), config)
     }
 
-    /// An engine that is not in use.
-    fn take(&self) -> io::Result<Arc<dyn Engine>> {
-        let idle = self.idle.lock().expect("no holder panics").pop();
-        match idle {
-            Some(e) => Ok(e),
-            None => self.open(None),
-        }
-    }
-
     /// An engine with memory for `room` bytes in reads of any length, that is not in use.
     fn take_registered(&self, room: usize) -> io::Result<Registered> {
         let mut streams = self.streams.lock().expect("no holder panics");
@@ -110,93 +95,21 @@ impl DeviceBlocks {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Reads straight into `buf`, which the device can take as it is.
-    fn pread(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    /// Reads into `buf` what there is from byte `at` on, and gives how much that is.
+    fn pread(&self, at: u64, buf: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < buf.len() {
-            match rustix::io::pread(&*self.device, &mut buf[done..], offset + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match rustix::io::pread(&*self.device, &mut buf[done..], at + done as u64) {
+                Ok(0) => break,
+                // Direct I/O goes on where a file ended, at no multiple of its unit.
+                Err(rustix::io::Errno::INVAL) if done > 0 => break,
                 Ok(n) => done += n,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        self.count(buf.len());
-        Ok(())
-    }
-
-    fn through_engine(&self, engine: &dyn Engine, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let g = self.device.geometry();
-        let unit = u64::from(g.block.max(1));
-        let end = offset + buf.len() as u64;
-        let (start, stop) = (offset / unit * unit, end.next_multiple_of(unit).min(g.size));
-        if stop < end {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        // The part of the device after its last whole unit can't be read this way.
-        if !stop.is_multiple_of(unit) {
-            return self.tail(offset, buf);
-        }
-        let mut ios = Vec::new();
-        let mut at = start;
-        while at < stop {
-            let len = (stop - at).min(PIECE as u64) as usize;
-            let block = self.arena.alloc(len).map_err(io::Error::other)?;
-            ios.push(Io::new(
-                Op::Read,
-                at,
-                [IoExtent { offset: at, len }],
-                [block],
-            ));
-            at += len as u64;
-        }
-        let mut result = Ok(());
-        let mut done = Vec::new();
-        while !ios.is_empty() || engine.in_flight() > 0 {
-            engine.submit(&mut ios);
-            engine.reap(true, &mut done);
-            for io in done.drain(..) {
-                if let Some(e) = io.error() {
-                    result = Err(e.into());
-                    continue;
-                }
-                let bytes = &io.memory[0][..];
-                self.count(bytes.len());
-                let from = io.tag.max(offset);
-                let to = (io.tag + bytes.len() as u64).min(end);
-                if from < to {
-                    buf[(from - offset) as usize..(to - offset) as usize]
-                        .copy_from_slice(&bytes[(from - io.tag) as usize..(to - io.tag) as usize]);
-                }
-            }
-        }
-        result
-    }
-
-    fn tail(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        // Direct I/O past the end of a file gives what there is.
-        let unit = u64::from(self.device.geometry().block.max(4096));
-        let start = offset / unit * unit;
-        let len = (offset + buf.len() as u64 - start).next_multiple_of(unit) as usize;
-        let mut block = self.arena.alloc(len).map_err(io::Error::other)?;
-        let mut have = 0;
-        while have < len {
-            match rustix::io::pread(&*self.device, &mut block[have..], start + have as u64) {
-                Ok(0) | Err(rustix::io::Errno::INVAL) => break,
-                Ok(n) => have += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        self.count(have);
-        let from = (offset - start) as usize;
-        match block[..have].get(from..from + buf.len()) {
-            Some(b) => {
-                buf.copy_from_slice(b);
-                Ok(())
-            }
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+        self.count(done);
+        Ok(done)
     }
 }
 
@@ -216,17 +129,27 @@ impl Blocks for DeviceBlocks {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let g = self.device.geometry();
-        let unit = u64::from(g.block.max(1));
-        let fits = offset.is_multiple_of(unit)
-            && (buf.len() as u64).is_multiple_of(unit)
-            && (buf.as_ptr() as usize).is_multiple_of(g.memory_align.max(1) as usize);
-        if self.kind == EngineKind::Sync && fits {
-            return self.pread(offset, buf);
+        let mut unit = u64::from(g.block.max(1));
+        let end = offset + buf.len() as u64;
+        if end.next_multiple_of(unit) > g.size {
+            // Of the part of a file after its last whole unit, direct I/O gives what there is.
+            unit = unit.max(4096);
         }
-        let engine = self.take()?;
-        let result = self.through_engine(&*engine, offset, buf);
-        self.idle.lock().expect("no holder panics").push(engine);
-        result
+        let (start, stop) = (offset / unit * unit, end.next_multiple_of(unit));
+        let is_aligned = (buf.as_ptr() as usize).is_multiple_of(g.memory_align.max(1) as usize);
+        if (start, stop) == (offset, end) && is_aligned {
+            return match self.pread(offset, buf)? {
+                n if n == buf.len() => Ok(()),
+                _ => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+        }
+        let len = (stop - start) as usize;
+        let mut block = self.arena.alloc(len).map_err(io::Error::other)?;
+        let have = self.pread(start, &mut block)?;
+        let from = (offset - start) as usize;
+        let part = block[..have].get(from..from + buf.len());
+        buf.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
     }
 
     fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
