@@ -297,6 +297,18 @@ pub fn check_dinode<'a>(inode: &'a [u8], ident: &Ident) -> Result<&'a DinodeV2, 
     Ok(d)
 }
 
+/// `count` structures from byte `at` of a block, of which the field `name` says that there are so many.
+fn counted<'a, T: Layout>(
+    block: &'a [u8],
+    at: usize,
+    name: &'static str,
+    count: impl Into<u64>,
+) -> Result<&'a [T], Fault> {
+    let count = count.into();
+    T::slice_at(block, at, count as usize)
+        .map_err(|_| Fault::field(name, "as many as fit in the block", count))
+}
+
 /// Checks a directory data block (or, `single`, a single-block directory): magic, checksum,
 /// uuid, block number, owner. Gives the table of largest holes.
 pub fn check_dir_data<'a>(
@@ -304,28 +316,20 @@ pub fn check_dir_data<'a>(
     single: bool,
     ident: &Ident,
 ) -> Result<&'a [Dir2DataFree; 3], Fault> {
+    let magic = match (ident.crc, single) {
+        (true, true) => DIR3_BLOCK_MAGIC,
+        (true, false) => DIR3_DATA_MAGIC,
+        (false, true) => DIR2_BLOCK_MAGIC,
+        (false, false) => DIR2_DATA_MAGIC,
+    };
     if ident.crc {
         let h = Dir3DataHeader::at(block, 0)?;
-        check_magic(
-            if single {
-                DIR3_BLOCK_MAGIC
-            } else {
-                DIR3_DATA_MAGIC
-            },
-            h.hdr.magic.get(),
-        )?;
+        check_magic(magic, h.hdr.magic.get())?;
         check_dir3_header(block, &h.hdr, ident)?;
         Ok(&h.bestfree)
     } else {
         let h = Dir2DataHeader::at(block, 0)?;
-        check_magic(
-            if single {
-                DIR2_BLOCK_MAGIC
-            } else {
-                DIR2_DATA_MAGIC
-            },
-            h.magic.get(),
-        )?;
+        check_magic(magic, h.magic.get())?;
         Ok(&h.bestfree)
     }
 }
@@ -353,14 +357,7 @@ pub fn check_dir_free<'a>(
         4
     };
     let c = Dir2FreeCounts::at(block, counts_at)?;
-    let bests =
-        Be16::slice_at(block, da_header_len(ident.crc), c.nvalid.get() as usize).map_err(|_| {
-            Fault::field(
-                "nvalid",
-                "as many slots as fit in the block",
-                c.nvalid.get(),
-            )
-        })?;
+    let bests = counted(block, da_header_len(ident.crc), "nvalid", c.nvalid.get())?;
     Ok((c, bests))
 }
 
@@ -410,43 +407,34 @@ pub fn dir_leaf_entries(
     crc: bool,
 ) -> Result<(&Dir2LeafCounts, &[Dir2LeafEntry]), Fault> {
     let c = Dir2LeafCounts::at(block, da_counts_offset(crc))?;
-    let entries = Dir2LeafEntry::slice_at(block, da_header_len(crc), c.count.get().into())
-        .map_err(|_| {
-            Fault::field(
-                "count",
-                "as many entries as fit in the block",
-                c.count.get(),
-            )
-        })?;
+    let entries = counted(block, da_header_len(crc), "count", c.count.get())?;
     Ok((c, entries))
 }
 
 /// The table at the end of a [`DIR2_LEAF1_MAGIC`] block: longest free space of each data block.
 pub fn dir_leaf1_bests(block: &[u8]) -> Result<&[Be16], Fault> {
     let tail = block.len().saturating_sub(4);
-    let count = Be32::at(block, tail)?.get();
-    let start = (count as usize)
-        .checked_mul(2)
-        .and_then(|n| tail.checked_sub(n))
-        .ok_or(Fault::field(
-            "bestcount",
-            "as many slots as fit in the block",
-            count,
-        ))?;
-    Be16::slice_at(block, start, count as usize)
+    counted_before(block, tail, "bestcount", Be32::at(block, tail)?.get())
+}
+
+/// `count` structures that end at byte `end` of a block, of which the field `name` says that there are so many.
+fn counted_before<'a, T: Layout>(
+    block: &'a [u8],
+    end: usize,
+    name: &'static str,
+    count: u32,
+) -> Result<&'a [T], Fault> {
+    let len = (count as usize).checked_mul(T::SIZE);
+    let start = len.and_then(|len| end.checked_sub(len));
+    let expected = "as many as fit in the block";
+    let start = start.ok_or(Fault::field(name, expected, count))?;
+    T::slice_at(block, start, count as usize)
 }
 
 /// The counts and entries of a node block whose kind and head were checked.
 pub fn da_node_entries(block: &[u8], crc: bool) -> Result<(&DaNodeCounts, &[DaNodeEntry]), Fault> {
     let c = DaNodeCounts::at(block, da_counts_offset(crc))?;
-    let entries =
-        DaNodeEntry::slice_at(block, da_header_len(crc), c.count.get().into()).map_err(|_| {
-            Fault::field(
-                "count",
-                "as many entries as fit in the block",
-                c.count.get(),
-            )
-        })?;
+    let entries = counted(block, da_header_len(crc), "count", c.count.get())?;
     Ok((c, entries))
 }
 
@@ -484,14 +472,7 @@ pub fn attr_leaf_entries(
     crc: bool,
 ) -> Result<(&AttrLeafCounts, &[AttrLeafEntry]), Fault> {
     let c = AttrLeafCounts::at(block, da_counts_offset(crc))?;
-    let entries = AttrLeafEntry::slice_at(block, attr_leaf_header_len(crc), c.count.get().into())
-        .map_err(|_| {
-        Fault::field(
-            "count",
-            "as many entries as fit in the block",
-            c.count.get(),
-        )
-    })?;
+    let entries = counted(block, attr_leaf_header_len(crc), "count", c.count.get())?;
     Ok((c, entries))
 }
 
@@ -499,16 +480,8 @@ pub fn attr_leaf_entries(
 pub fn dir_block_entries(block: &[u8]) -> Result<(&Dir2BlockTail, &[Dir2LeafEntry]), Fault> {
     let tail_at = block.len().saturating_sub(Dir2BlockTail::SIZE);
     let tail = Dir2BlockTail::at(block, tail_at)?;
-    let count = tail.count.get() as usize;
-    let start = count
-        .checked_mul(Dir2LeafEntry::SIZE)
-        .and_then(|n| tail_at.checked_sub(n))
-        .ok_or(Fault::field(
-            "count",
-            "as many entries as fit in the block",
-            tail.count.get(),
-        ))?;
-    Ok((tail, Dir2LeafEntry::slice_at(block, start, count)?))
+    let entries = counted_before(block, tail_at, "count", tail.count.get())?;
+    Ok((tail, entries))
 }
 
 /// Checks a block of a remote attribute value or remote symbolic link on version 5 (`magic` is
