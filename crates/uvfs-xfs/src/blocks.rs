@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::geometry::BBSIZE;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -24,6 +24,7 @@ pub struct DiskExtent {
 #[derive(Clone)]
 pub struct Block {
     holder: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
     verified: bool,
 }
 
@@ -31,7 +32,18 @@ impl Block {
     /// A block that keeps `holder` (say, a buffer's reference) for as long as it lives.
     pub fn new(holder: impl AsRef<[u8]> + Send + Sync + 'static) -> Block {
         Block {
+            range: 0..holder.as_ref().len(),
             holder: Arc::new(holder),
+            verified: false,
+        }
+    }
+
+    /// A part of the block, which is not verified.
+    pub(crate) fn part(&self, range: Range<usize>) -> Block {
+        let start = self.range.start;
+        Block {
+            holder: self.holder.clone(),
+            range: start + range.start..start + range.end,
             verified: false,
         }
     }
@@ -52,7 +64,7 @@ impl Block {
 impl Deref for Block {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        (*self.holder).as_ref()
+        &(*self.holder).as_ref()[self.range.clone()]
     }
 }
 

@@ -27,6 +27,7 @@ pub mod tools;
 mod verifier;
 mod volume;
 mod wait;
+mod walk;
 
 pub use blocks::Blocks;
 pub use cached::CachedBlocks;

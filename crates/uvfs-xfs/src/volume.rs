@@ -6,6 +6,7 @@ use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::inode::Inode;
 use crate::log::{self, LogState};
+use std::io;
 use uvfs_buf::{Anything, Verifier};
 
 /// Symbolic links followed in one path before it counts as a loop, as in the kernel.
@@ -98,14 +99,13 @@ impl Volume {
         &self,
         extents: &[DiskExtent],
         verifier: &'static dyn Verifier,
-    ) -> Result<Block> {
+    ) -> io::Result<Block> {
         // Version 4 has no checksums.
         let verifier = match self.geometry.features.crc {
             true => verifier,
             false => &Anything,
         };
-        let read = self.blocks.read(extents, verifier);
-        read.map_err(|e| io_error(extents, e))
+        self.blocks.read(extents, verifier)
     }
 
     /// The identity that a block of an inode must have, less the checksum if the cache has verified that.
@@ -125,7 +125,8 @@ impl Volume {
             agbno: a.agbno,
         });
         let first = extent.1;
-        let block = self.read_block(&[extent.0], &Anything)?;
+        let read = self.read_block(&[extent.0], &Anything);
+        let block = read.map_err(|e| io_error(&[extent.0], e))?;
         let at = ((a.agbno - first) << g.blocklog) as usize + (a.index << g.inodelog) as usize;
         let raw = block
             .get(at..at + g.inode_size as usize)

@@ -6,8 +6,9 @@ mod tree;
 
 use super::ctx::{Ctx, SharedExtent};
 use super::problem::{Counter, Place, Problem, Structure};
-use super::reader::{Bytes, Reader};
+use super::reader::Reader;
 use super::space::{Use, class, mix};
+use crate::blocks::Block;
 use crate::format::*;
 use copies::superblock_copy;
 use inodes::inodes;
@@ -64,7 +65,7 @@ fn not_there(at: usize, start: u32, blocks: u32) -> Problem {
     Problem::NotThere { at, start, blocks }
 }
 
-fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -> Option<Bytes> {
+fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -> Option<Block> {
     let at = ctx.g.ag_header_daddr(agno, n) << 9;
     match rd.bytes(at, ctx.g.sector_size as usize) {
         Ok(b) => Some(b),
@@ -94,36 +95,28 @@ fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTree
         rd,
         agno,
         Btree::Bno,
-        agf.bno_root.get(),
-        agf.bno_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Bno, agno, at);
-            for (i, r) in AllocRecord::slice_at(recs, 0, n)
-                .unwrap_or_default()
-                .iter()
-                .enumerate()
-            {
-                let (s, l) = (r.startblock.get(), r.blockcount.get());
-                listed.sum = listed
-                    .sum
-                    .wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(place, not_there(i, s, l));
-                    continue;
-                }
-                if s < end {
-                    report.differ(
-                        place,
-                        format!("record {i} out of order: start block"),
-                        format!("at least {end}"),
-                        s,
-                    );
-                }
-                end = end.max(s + l);
-                listed.blocks += u64::from(l);
-                listed.longest = listed.longest.max(l);
-                ctx.claim(place, agno, s, l, Use::Free, false);
+        agf.root_of(Btree::Bno),
+        &mut |place, i, r: &AllocRecord| {
+            let (s, l) = (r.startblock.get(), r.blockcount.get());
+            listed.sum = listed
+                .sum
+                .wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
+            if l == 0 || s >= max || l > max - s {
+                report.bad(place, not_there(i, s, l));
+                return;
             }
+            if s < end {
+                report.differ(
+                    place,
+                    format!("record {i} out of order: start block"),
+                    format!("at least {end}"),
+                    s,
+                );
+            }
+            end = end.max(s + l);
+            listed.blocks += u64::from(l);
+            listed.longest = listed.longest.max(l);
+            ctx.claim(place, agno, s, l, Use::Free, false);
         },
     );
     (walked, listed)
@@ -138,25 +131,17 @@ fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeR
         rd,
         agno,
         Btree::Cnt,
-        agf.cnt_root.get(),
-        agf.cnt_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Cnt, agno, at);
-            for (i, r) in AllocRecord::slice_at(recs, 0, n)
-                .unwrap_or_default()
-                .iter()
-                .enumerate()
-            {
-                let (s, l) = (r.startblock.get(), r.blockcount.get());
-                sum = sum.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(place, not_there(i, s, l));
-                }
-                if (l, s) < last {
-                    report.out_of_order(place, "record", i);
-                }
-                last = (l, s);
+        agf.root_of(Btree::Cnt),
+        &mut |place, i, r: &AllocRecord| {
+            let (s, l) = (r.startblock.get(), r.blockcount.get());
+            sum = sum.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
+            if l == 0 || s >= max || l > max - s {
+                report.bad(place, not_there(i, s, l));
             }
+            if (l, s) < last {
+                report.out_of_order(place, "record", i);
+            }
+            last = (l, s);
         },
     );
     (walked, sum)
@@ -323,47 +308,42 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
         rd,
         agno,
         Btree::Rmap,
-        agf.rmap_root.get(),
-        agf.rmap_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Rmap, agno, at);
-            let recs = RmapRecord::slice_at(recs, 0, n).unwrap_or_default();
-            for (i, r) in recs.iter().enumerate() {
-                let (s, l) = (r.startblock.get(), r.blockcount.get());
-                let (owner, offset) = (r.owner.get(), r.offset.get());
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(place, not_there(i, s, l));
-                    continue;
-                }
-                let special = owner >> 63 != 0;
-                let known = (RMAP_OWN_COW..=RMAP_OWN_FS).contains(&owner);
-                if (special && !known) || (!special && g.inode(owner).is_none()) {
-                    report.differ(
-                        place,
-                        format!("record {i}: owner"),
-                        "an inode or a structure",
-                        owner,
-                    );
-                }
-                let key = (s, owner, offset & !RMAP_OFF_UNWRITTEN);
-                if key < last {
-                    report.out_of_order(place, "record", i);
-                }
-                last = key;
-                let flags = offset & !RMAP_OFF_MASK;
-                if special && offset != 0 {
-                    report.differ(place, format!("record {i}: offset"), 0, offset);
-                }
-                let c = if special {
-                    class(owner, 0, 0)
-                } else if offset & RMAP_OFF_BMBT_BLOCK != 0 {
-                    class(owner, flags, 0)
-                } else {
-                    let delta = (offset & RMAP_OFF_MASK).wrapping_sub(s.into());
-                    class(owner, flags, delta)
-                };
-                ctx.owned(agno, s, l, c, u64::MAX);
+        agf.root_of(Btree::Rmap),
+        &mut |place, i, r: &RmapRecord| {
+            let (s, l) = (r.startblock.get(), r.blockcount.get());
+            let (owner, offset) = (r.owner.get(), r.offset.get());
+            if l == 0 || s >= max || l > max - s {
+                report.bad(place, not_there(i, s, l));
+                return;
             }
+            let special = owner >> 63 != 0;
+            let known = (RMAP_OWN_COW..=RMAP_OWN_FS).contains(&owner);
+            if (special && !known) || (!special && g.inode(owner).is_none()) {
+                report.differ(
+                    place,
+                    format!("record {i}: owner"),
+                    "an inode or a structure",
+                    owner,
+                );
+            }
+            let key = (s, owner, offset & !RMAP_OFF_UNWRITTEN);
+            if key < last {
+                report.out_of_order(place, "record", i);
+            }
+            last = key;
+            let flags = offset & !RMAP_OFF_MASK;
+            if special && offset != 0 {
+                report.differ(place, format!("record {i}: offset"), 0, offset);
+            }
+            let c = if special {
+                class(owner, 0, 0)
+            } else if offset & RMAP_OFF_BMBT_BLOCK != 0 {
+                class(owner, flags, 0)
+            } else {
+                let delta = (offset & RMAP_OFF_MASK).wrapping_sub(s.into());
+                class(owner, flags, delta)
+            };
+            ctx.owned(agno, s, l, c, u64::MAX);
         },
     )
 }
@@ -379,57 +359,52 @@ fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
         rd,
         agno,
         Btree::Refcount,
-        agf.refcount_root.get(),
-        agf.refcount_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Refcount, agno, at);
-            let recs = RefcountRecord::slice_at(recs, 0, n).unwrap_or_default();
-            for (i, r) in recs.iter().enumerate() {
-                let staging = r.startblock.get() & REFC_COW_START != 0;
-                let s = r.startblock.get() & !REFC_COW_START;
-                let (l, count) = (r.blockcount.get(), r.refcount.get());
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(place, not_there(i, s, l));
-                    continue;
+        agf.root_of(Btree::Refcount),
+        &mut |place, i, r: &RefcountRecord| {
+            let staging = r.startblock.get() & REFC_COW_START != 0;
+            let s = r.startblock.get() & !REFC_COW_START;
+            let (l, count) = (r.blockcount.get(), r.refcount.get());
+            if l == 0 || s >= max || l > max - s {
+                report.bad(place, not_there(i, s, l));
+                return;
+            }
+            let end = &mut end[usize::from(staging)];
+            if r.startblock.get() < last_key || s < *end {
+                report.out_of_order(place, "record", i);
+            } else if !staging && s == *end && count == last_count && *end != 0 {
+                report.bad(
+                    place,
+                    format!("record {i} should be one with the record before"),
+                );
+            }
+            (last_key, last_count) = (r.startblock.get(), count);
+            *end = (*end).max(s + l);
+            if staging {
+                if count != 1 {
+                    report.differ(place, format!("record {i}: rc_refcount"), 1, count);
                 }
-                let end = &mut end[usize::from(staging)];
-                if r.startblock.get() < last_key || s < *end {
-                    report.out_of_order(place, "record", i);
-                } else if !staging && s == *end && count == last_count && *end != 0 {
-                    report.bad(
+                ctx.claim_owned(place, agno, s, l, RMAP_OWN_COW);
+                // Left over from a crash; the next mount frees it.
+                report.bad(
+                    place.at(agno, s),
+                    format!("{l} blocks are left over from a copy-on-write"),
+                );
+            } else {
+                if count < 2 {
+                    report.differ(
                         place,
-                        format!("record {i} should be one with the record before"),
+                        format!("record {i}: rc_refcount"),
+                        "at least 2",
+                        count,
                     );
                 }
-                (last_key, last_count) = (r.startblock.get(), count);
-                *end = (*end).max(s + l);
-                if staging {
-                    if count != 1 {
-                        report.differ(place, format!("record {i}: rc_refcount"), 1, count);
-                    }
-                    ctx.claim_owned(place, agno, s, l, RMAP_OWN_COW);
-                    // Left over from a crash; the next mount frees it.
-                    report.bad(
-                        place.at(agno, s),
-                        format!("{l} blocks are left over from a copy-on-write"),
-                    );
-                } else {
-                    if count < 2 {
-                        report.differ(
-                            place,
-                            format!("record {i}: rc_refcount"),
-                            "at least 2",
-                            count,
-                        );
-                    }
-                    let window = &ctx.ags[agno as usize].window;
-                    if s < window.end && s + l > window.start {
-                        shared.push(SharedExtent {
-                            start: s,
-                            len: l,
-                            count,
-                        });
-                    }
+                let window = &ctx.ags[agno as usize].window;
+                if s < window.end && s + l > window.start {
+                    shared.push(SharedExtent {
+                        start: s,
+                        len: l,
+                        count,
+                    });
                 }
             }
         },

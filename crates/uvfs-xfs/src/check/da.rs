@@ -2,10 +2,11 @@
 
 use super::ctx::Ctx;
 use super::problem::Place;
-use super::reader::{CHILDREN_AHEAD, Reader};
+use super::reader::Reader;
 use super::runs::{read_run, want_run};
 use crate::format::*;
 use crate::geometry::AgBlock;
+use crate::walk::CHILDREN_AHEAD;
 use std::collections::HashSet;
 
 /// A tree to walk.

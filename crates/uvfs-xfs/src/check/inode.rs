@@ -12,7 +12,6 @@ use crate::format::*;
 use crate::inode::{Fork, Inode, flags_fit};
 use fork::ForkWalk;
 pub(crate) use scan::scan;
-use std::collections::HashSet;
 
 /// Reads of inodes in flight or waiting to be checked.
 const READS_AHEAD: usize = 96;
@@ -97,8 +96,6 @@ pub(crate) fn used_inode(
             records: 0,
             blocks: 0,
             keep: keep.then(Vec::new),
-            seen: HashSet::new(),
-            last: [None; BTREE_MAXLEVELS as usize],
             whole: true,
             realtime: fork == Fork::Data && inode.flags & DIFLAG_REALTIME != 0,
         };

@@ -32,6 +32,7 @@ mod report;
 mod runs;
 pub(crate) mod space;
 pub(crate) mod superblock;
+mod tree;
 mod usage;
 
 use crate::blocks::Blocks;

@@ -4,12 +4,8 @@ use crate::blocks::{Block, Blocks, Stream};
 use crate::geometry::{AgBlock, Geometry};
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::{Deref, Range};
 
 use super::ctx::Ctx;
-
-/// Blocks below a node of a tree that are read ahead together.
-pub(crate) const CHILDREN_AHEAD: usize = 32;
 
 /// Most bytes of a thread that are held or in flight; beyond that nothing is read ahead.
 pub(crate) const MAX_AHEAD: usize = 8 << 20;
@@ -22,32 +18,6 @@ const MAX_BATCH: u64 = 1 << 20;
 /// Bytes between two things wanted that are read with them rather than skipped, where large reads
 /// suit the device.
 const GAP: u64 = 64 << 10;
-
-/// Bytes of the device.
-pub(crate) enum Bytes {
-    Own(Vec<u8>),
-    Part(Block, Range<usize>),
-}
-
-impl Bytes {
-    /// As a vector that can grow.
-    pub fn into_vec(self) -> Vec<u8> {
-        match self {
-            Bytes::Own(v) => v,
-            Bytes::Part(..) => self.to_vec(),
-        }
-    }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Own(v) => v,
-            Bytes::Part(b, range) => &b[range.clone()],
-        }
-    }
-}
 
 /// A read that was started.
 struct PendingRead {
@@ -252,7 +222,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads bytes of the device.
-    pub fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Bytes> {
+    pub fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Block> {
         let end = offset.saturating_add(len as u64);
         if let Some(at) = covering(&self.pieces, offset, end) {
             self.arrive(at);
@@ -262,16 +232,16 @@ impl<'a> Reader<'a> {
             }) = self.pieces.get(&at)
             {
                 let from = (offset - at) as usize;
-                return Ok(Bytes::Part(block.clone(), from..from + len));
+                return Ok(block.part(from..from + len));
             }
         }
         let mut v = vec![0; len];
         self.blocks.read_data(offset, &mut v)?;
-        Ok(Bytes::Own(v))
+        Ok(Block::new(v))
     }
 
     /// Reads blocks of an allocation group.
-    pub fn blocks(&mut self, g: &Geometry, agno: u32, agbno: u32, n: u32) -> io::Result<Bytes> {
+    pub fn blocks(&mut self, g: &Geometry, agno: u32, agbno: u32, n: u32) -> io::Result<Block> {
         let at = g.daddr(AgBlock { agno, agbno }) << 9;
         self.bytes(at, (n as usize) << g.blocklog)
     }

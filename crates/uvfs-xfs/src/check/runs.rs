@@ -2,7 +2,8 @@
 
 use super::ctx::Ctx;
 use super::problem::Place;
-use super::reader::{Bytes, Reader};
+use super::reader::Reader;
+use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::AgBlock;
 
@@ -37,23 +38,23 @@ pub(crate) fn read_run(
     extents: &[Extent],
     start: u64,
     count: u64,
-) -> Option<(Bytes, AgBlock)> {
+) -> Option<(Block, AgBlock)> {
     let Some(runs) = map_run(ctx, extents, start, count) else {
         ctx.report
             .bad(place, format!("file block {start} is a hole"));
         return None;
     };
     let first = runs.first()?.0;
-    let mut bytes: Option<Bytes> = None;
+    let mut bytes: Option<Block> = None;
     for (a, n) in &runs {
         match rd.blocks(ctx.g, a.agno, a.agbno, *n) {
             Ok(b) => {
                 bytes = Some(match bytes.take() {
                     None => b,
                     Some(first) => {
-                        let mut all = first.into_vec();
+                        let mut all = first.to_vec();
                         all.extend_from_slice(&b);
-                        Bytes::Own(all)
+                        Block::new(all)
                     }
                 });
             }

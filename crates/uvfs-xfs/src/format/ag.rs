@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Be32, Be64, Le32, Uuid};
+use super::{Be32, Be64, Btree, Le32, Uuid};
 
 /// Magic number of the AGF, "XAGF".
 pub const AGF_MAGIC: u32 = 0x5841_4746;
@@ -138,4 +138,28 @@ pub struct Agfl: 36 {
     /// Checksum of the sector.
     pub crc: Le32,
 }
+}
+
+impl Agf {
+    /// The root of a tree of free space, reference counts or owners, and its levels.
+    pub fn root_of(&self, tree: Btree) -> (u32, u32) {
+        let (root, levels) = match tree {
+            Btree::Bno => (self.bno_root, self.bno_level),
+            Btree::Cnt => (self.cnt_root, self.cnt_level),
+            Btree::Rmap => (self.rmap_root, self.rmap_level),
+            _ => (self.refcount_root, self.refcount_level),
+        };
+        (root.get(), levels.get())
+    }
+}
+
+impl Agi {
+    /// The root of a tree of inodes, and its levels.
+    pub fn root_of(&self, tree: Btree) -> (u32, u32) {
+        let (root, levels) = match tree {
+            Btree::Fino => (self.free_root, self.free_level),
+            _ => (self.root, self.level),
+        };
+        (root.get(), levels.get())
+    }
 }

@@ -1,11 +1,14 @@
 //! Where the data of a fork lies, and its contents.
 
-use crate::blocks::{Block, DiskExtent};
+use crate::blocks::{Block, DiskExtent, io_error};
 use crate::error::{At, Error, Result};
 use crate::format::*;
-use crate::geometry::BBSIZE;
+use crate::geometry::{AgBlock, BBSIZE};
 use crate::verifier;
 use crate::volume::Volume;
+use crate::walk::{Cause, Defect, Item, Visitor, fork_tree};
+use std::io;
+use std::ops::Range;
 use uvfs_buf::Verifier;
 
 use super::{Fork, Inode, VerifyIdent};
@@ -18,11 +21,18 @@ struct MapWalk<'a> {
     pos: u64,
     end: u64,
     visit: &'a mut dyn FnMut(Extent) -> Result<bool>,
+    result: Result<()>,
 }
 
 impl MapWalk<'_> {
     fn bad(&self, fault: Fault) -> Error {
         self.inode.fault(self.fork.name(), fault)
+    }
+
+    /// Ends the walk.
+    fn stop(&mut self, error: Error) -> bool {
+        self.result = Err(error);
+        false
     }
 
     /// Visits the records of one leaf that overlap `pos..end`; gives whether to go on.
@@ -64,106 +74,55 @@ impl MapWalk<'_> {
         }
         Ok(true)
     }
-
-    /// Goes down the fork's B-tree once for each leaf that the range touches. The level falls by
-    /// one at each step, so that no path is longer than the root's level says, and the position
-    /// only grows, so that no leaf is visited twice.
-    fn btree(&mut self) -> Result<()> {
-        let g = self.volume.geometry();
-        let crc = g.features.crc;
-        let root = self.inode.fork_bytes(self.fork);
-        let head = *BmdrBlock::at(root, 0).map_err(|f| self.bad(f))?;
-        let (level, numrecs) = (head.level.get(), usize::from(head.numrecs.get()));
-        let room = (root.len() - BmdrBlock::SIZE) / 16;
-        if level == 0 || level >= BTREE_MAXLEVELS {
-            return Err(self.bad(Fault::field("bb_level", "from 1 to the greatest", level)));
-        }
-        if numrecs == 0 || numrecs > room {
-            let found = head.numrecs.get();
-            return Err(self.bad(Fault::field("bb_numrecs", "what fits in the inode", found)));
-        }
-        let root_keys = Be64::slice_at(root, BmdrBlock::SIZE, numrecs);
-        let root_keys = root_keys.map_err(|f| self.bad(f))?;
-        let root_ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, numrecs);
-        let root_ptrs = root_ptrs.map_err(|f| self.bad(f))?;
-        loop {
-            // The lowest key to the right of the path: where the next leaf begins.
-            let (mut child, mut bound) = pick(root_keys, root_ptrs, self.pos);
-            for want in (0..level).rev() {
-                let block = self.tree_block(child, want)?;
-                let h = BtreeLong::at(&block, 0).map_err(|f| self.bad(f))?;
-                let n = usize::from(h.numrecs.get());
-                let at = Btree::Bmap.header_len(crc);
-                if want == 0 {
-                    let recs = ExtentRecord::slice_at(&block, at, n).map_err(|f| self.bad(f))?;
-                    if !self.leaf(recs)? {
-                        return Ok(());
-                    }
-                    break;
-                }
-                let ptrs_at = Btree::Bmap.ptr_offset(block.len(), crc, 0);
-                let keys = Be64::slice_at(&block, at, n).map_err(|f| self.bad(f))?;
-                let ptrs = Be64::slice_at(&block, ptrs_at, n).map_err(|f| self.bad(f))?;
-                if keys.is_empty() {
-                    return Err(self.bad(Fault::field("bb_numrecs", "at least 1", 0u64)));
-                }
-                let (c, b) = pick(keys, ptrs, self.pos);
-                child = c;
-                bound = match (bound, b) {
-                    (Some(x), Some(y)) => Some(x.min(y)),
-                    (x, y) => x.or(y),
-                };
-            }
-            match bound {
-                Some(b) if b < self.end => {
-                    if b < self.pos {
-                        return Err(self.bad(Fault::field("br_startoff", "keys in order", b)));
-                    }
-                    // `pick` gave a key greater than the position was, so this is progress even
-                    // when the leaf had nothing.
-                    self.pos = b;
-                }
-                _ => return Ok(()),
-            }
-        }
-    }
-
-    fn tree_block(&self, fsbno: u64, level: u16) -> Result<Block> {
-        let g = self.volume.geometry();
-        let a = g.fsb(fsbno).ok_or_else(|| {
-            self.bad(Fault::field(
-                "bb_ptr",
-                "a block inside the file system",
-                fsbno,
-            ))
-        })?;
-        let daddr = g.daddr(a);
-        let (what, ino) = (self.fork.btree_name(), self.inode.ino);
-        let extents = [DiskExtent {
-            daddr,
-            bytes: g.block_size,
-        }];
-        let block = self.volume.read_block(&extents, verifier::BTREE_LONG)?;
-        let at = At::InodeBlock { ino, daddr };
-        let ident = self.volume.ident(&block, daddr, ino);
-        match check_btree_long(&block, &ident) {
-            Ok(h) if h.level.get() == level => Ok(block),
-            Ok(h) => {
-                let expected = "one less than the parent's";
-                let fault = Fault::field("bb_level", expected, h.level.get());
-                Err(Error::corrupt(what, at, fault))
-            }
-            Err(fault) => Err(Error::corrupt(what, at, fault)),
-        }
-    }
 }
 
-/// The child that covers `pos` and the next child's key, which is greater than `pos`. `keys` is
-/// not empty.
-fn pick(keys: &[Be64], ptrs: &[Be64], pos: u64) -> (u64, Option<u64>) {
-    let i = keys.partition_point(|k| k.get() <= pos).saturating_sub(1);
-    let bound = keys[i + 1..].iter().map(|k| k.get()).find(|k| *k > pos);
-    (ptrs[i].get(), bound)
+impl Visitor for MapWalk<'_> {
+    const ONCE: bool = false;
+
+    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
+        let g = self.volume.geometry();
+        let extent = DiskExtent {
+            daddr: g.daddr(a),
+            bytes: g.block_size,
+        };
+        self.volume.read_block(&[extent], verifier::BTREE_LONG)
+    }
+
+    fn range(&self) -> Option<Range<u64>> {
+        Some(self.pos..self.end)
+    }
+
+    fn passed(&mut self, key: u64) {
+        // Progress even where there was nothing.
+        self.pos = self.pos.max(key);
+    }
+
+    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
+        let (at, why) = match item {
+            Ok(Item::Records { bytes, n, .. }) => {
+                let recs = ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default();
+                return self.leaf(recs).unwrap_or_else(|e| self.stop(e));
+            }
+            // A tree can be followed in spite of fields that do not fit.
+            Ok(_) | Err(Defect::Differs { .. }) => return true,
+            Err(Defect::Lost { at, why, .. }) => (at, why),
+        };
+        let g = self.volume.geometry();
+        let ino = self.inode.ino;
+        let daddr = at.and_then(|b| g.fsb(b)).map(|a| g.daddr(a));
+        self.stop(match (why, daddr) {
+            (Cause::Io(source), daddr) => Error::Io {
+                daddr: daddr.unwrap_or(0),
+                len: g.block_size as usize,
+                source,
+            },
+            (Cause::Fault(fault), None) => self.bad(fault),
+            (Cause::Fault(fault), Some(daddr)) => {
+                let at = At::InodeBlock { ino, daddr };
+                Error::corrupt(self.fork.btree_name(), at, fault)
+            }
+        })
+    }
 }
 
 impl Volume {
@@ -185,6 +144,7 @@ impl Volume {
             pos: start,
             end,
             visit,
+            result: Ok(()),
         };
         match inode.fork_format(fork) {
             Some(FORMAT_EXTENTS) => {
@@ -197,7 +157,15 @@ impl Volume {
                     .map_err(|f| inode.fault(fork.name(), f))?;
                 walk.leaf(recs).map(|_| ())
             }
-            Some(FORMAT_BTREE) => walk.btree(),
+            Some(FORMAT_BTREE) => {
+                fork_tree(
+                    self.geometry(),
+                    inode.ino,
+                    inode.fork_bytes(fork),
+                    &mut walk,
+                );
+                walk.result
+            }
             _ => Ok(()),
         }
     }
@@ -222,7 +190,8 @@ impl Volume {
             return Ok(None);
         };
         let (ino, daddr) = (inode.ino, extents[0].daddr);
-        let block = self.read_block(&extents, verifier)?;
+        let read = self.read_block(&extents, verifier);
+        let block = read.map_err(|e| io_error(&extents, e))?;
         match check(&block, &self.ident(&block, daddr, ino)) {
             Ok(()) => Ok(Some(block)),
             Err(fault) => Err(Error::corrupt(what, At::InodeBlock { ino, daddr }, fault)),

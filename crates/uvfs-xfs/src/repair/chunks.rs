@@ -2,7 +2,7 @@
 
 use super::Mend;
 use super::space::{FoundChunk, UNSEEN};
-use super::trees::walk;
+use super::trees::{self, walk};
 use crate::check::TREES;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -59,10 +59,7 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
     let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
     let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
     let agi = check_agi(&bytes, &g.ident(at >> 9, None)).ok();
-    let roots = agi.map(|a| {
-        let fino = (a.free_root.get(), a.free_level.get());
-        ((a.root.get(), a.level.get()), fino)
-    });
+    let roots = agi.map(|a| (a.root_of(Btree::Ino), a.root_of(Btree::Fino)));
     let (ino, fino) = roots.unwrap_or_default();
     let (mut known, gaps) = records(m, agno, Btree::Ino, ino);
     let chunk = |c: &InodeChunk| FoundChunk {
@@ -131,10 +128,7 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
     let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
     let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
     let ident = g.ident(g.ag_header_daddr(agno, AGI_SECTOR), None);
-    let roots = Agi::at(&bytes, 0).map(|a| {
-        let ino = (a.root.get(), a.level.get());
-        (ino, (a.free_root.get(), a.free_level.get()))
-    });
+    let roots = Agi::at(&bytes, 0).map(|a| (a.root_of(Btree::Ino), a.root_of(Btree::Fino)));
     let header = check_agi(&bytes, &ident).is_ok();
     let (ino, fino) = roots.unwrap_or_default();
     let (chunks, gaps) = records(m, agno, Btree::Ino, ino);
@@ -170,13 +164,6 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
 /// inodes; `None` if it cannot be followed.
 fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
     let g = &m.g;
-    let at = g.ag_header_daddr(agno, AGF_SECTOR);
-    let bytes = m.disk.get(at << 9, g.sector_size as usize).ok()?;
-    let agf = check_agf(&bytes, &g.ident(at, None)).ok()?;
-    let root = match tree {
-        Btree::Rmap => (agf.rmap_root.get(), agf.rmap_level.get()),
-        _ => (agf.bno_root.get(), agf.bno_level.get()),
-    };
     let mut out = Vec::new();
     let mut inside = true;
     let mut push = |start: u32, len: u32| {
@@ -184,21 +171,17 @@ fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
         inside &= room.is_some_and(|r| len <= r);
         out.push((start, len));
     };
-    let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| match tree {
-        Btree::Rmap => {
-            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
-                if r.owner.get() == RMAP_OWN_INODES {
-                    push(r.startblock.get(), r.blockcount.get());
-                }
-            }
-        }
-        _ => {
-            for r in AllocRecord::slice_at(recs, 0, n).unwrap_or_default() {
+    let walked = match tree {
+        Btree::Rmap => trees::records(m.disk, g, agno, tree, &mut |r: &RmapRecord| {
+            if r.owner.get() == RMAP_OWN_INODES {
                 push(r.startblock.get(), r.blockcount.get());
             }
-        }
-    });
-    (walked.whole && inside).then(|| super::space::normal(out))
+        }),
+        _ => trees::records(m.disk, g, agno, tree, &mut |r: &AllocRecord| {
+            push(r.startblock.get(), r.blockcount.get());
+        }),
+    };
+    (walked.is_whole() && inside).then(|| super::space::normal(out))
 }
 
 /// The records that an inode may be in; all are in order.

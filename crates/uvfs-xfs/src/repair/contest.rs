@@ -3,8 +3,7 @@
 //! A claim is proven by a record of the reverse mapping tree, or by a block of metadata that names its
 //! owner.
 
-use super::trees::walk;
-use super::{Mend, fork};
+use super::{Mend, fork, trees};
 use crate::check::Structure;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -58,19 +57,7 @@ pub(crate) fn owners(m: &Mend<'_>) -> Owners {
 
 /// Visits the records of a group's reverse mapping tree; gives whether these are all.
 fn records(m: &Mend<'_>, agno: u32, visit: &mut dyn FnMut(&RmapRecord)) -> bool {
-    let g = &m.g;
-    let at = g.ag_header_daddr(agno, AGF_SECTOR);
-    let bytes = m.disk.get(at << 9, g.sector_size as usize);
-    let bytes = bytes.unwrap_or_default();
-    let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
-        return false;
-    };
-    let root = (agf.rmap_root.get(), agf.rmap_level.get());
-    let walked = walk(m.disk, g, agno, Btree::Rmap, root, &mut |recs, n| {
-        let recs = RmapRecord::slice_at(recs, 0, n).unwrap_or_default();
-        recs.iter().for_each(&mut *visit);
-    });
-    walked.whole
+    trees::records(m.disk, &m.g, agno, Btree::Rmap, visit).is_whole()
 }
 
 /// The extents of data forks with findings, as the reverse mapping trees have them.

@@ -1,10 +1,13 @@
 //! Forks: where they lead, as far as that makes sense, and new ones.
 
 use super::Mend;
+use crate::blocks::Block;
 use crate::bulk::btree::{Shape, build_fork, fork_root_room};
 use crate::format::*;
+use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
-use std::collections::HashSet;
+use crate::walk::{Defect, Field, Item, Visitor, fork_tree};
+use std::io;
 
 /// Where a fork leads.
 #[derive(Default)]
@@ -114,11 +117,9 @@ impl Map {
 
 struct ForkReader<'m, 'a> {
     m: &'m Mend<'a>,
-    ino: u64,
     /// Extents may be unwritten.
     data: bool,
     next: u64,
-    seen: HashSet<u64>,
     map: Map,
 }
 
@@ -146,10 +147,8 @@ pub(crate) fn whole_root(m: &Mend<'_>, ino: u64, root: &[u8]) -> Option<usize> {
 pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
     let mut r = ForkReader {
         m,
-        ino: inode.ino,
         data: fork == Fork::Data && inode.file_type() == FileType::Regular,
         next: 0,
-        seen: HashSet::new(),
         map: Map::default(),
     };
     let root = inode.fork_bytes(fork);
@@ -164,7 +163,7 @@ pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
                 .iter()
                 .for_each(|e| r.extent(e.unpack()));
         }
-        Some(FORMAT_BTREE) => r.root(root),
+        Some(FORMAT_BTREE) => fork_tree(&m.g, inode.ino, root, &mut r),
         _ => {}
     }
     r.map
@@ -189,61 +188,28 @@ impl ForkReader<'_, '_> {
         }
         self.map.extents.push(e);
     }
+}
 
-    fn root(&mut self, root: &[u8]) {
-        let room = fork_root_room(root.len());
-        let head = BmdrBlock::at(root, 0).ok();
-        let head = head.filter(|h| (1..BTREE_MAXLEVELS).contains(&h.level.get()));
-        let Some(head) = head else {
-            self.map.hurt = true;
-            return;
-        };
-        let n = usize::from(head.numrecs.get());
-        self.map.hurt |= n == 0 || n > room;
-        let keys = Be64::slice_at(root, BmdrBlock::SIZE, n.min(room)).unwrap_or_default();
-        let ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, n.min(room));
-        for (k, p) in keys.iter().zip(ptrs.unwrap_or_default()) {
-            let low = self.node(p.get(), head.level.get() - 1);
-            self.map.hurt |= low.is_some_and(|l| l != k.get());
-        }
+impl Visitor for ForkReader<'_, '_> {
+    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
+        let g = &self.m.g;
+        let bytes = self.m.disk.get(g.daddr(a) << 9, g.block_size as usize)?;
+        // A block that only has a wrong checksum is believed, as far as its extents make sense.
+        Ok(Block::new(summed(&bytes, BTREE_LONG_CRC_OFFSET)))
     }
 
-    /// Gives the first key.
-    fn node(&mut self, fsbno: u64, level: u16) -> Option<u64> {
-        let g = &self.m.g;
-        let block = g.fsb(fsbno).filter(|_| self.seen.insert(fsbno));
-        let found = block.and_then(|a| {
-            let bytes = self
-                .m
-                .disk
-                .get(g.daddr(a) << 9, g.block_size as usize)
-                .ok()?;
-            // A block that only has a wrong checksum is believed, as far as its extents make sense.
-            let bytes = summed(&bytes, BTREE_LONG_CRC_OFFSET);
-            let ident = g.ident(g.daddr(a), Some(self.ino));
-            let head = *check_btree_long(&bytes, &ident).ok()?;
-            (head.level.get() == level).then_some((bytes, head))
-        });
-        let Some((bytes, head)) = found else {
-            self.map.hurt = true;
-            return None;
-        };
-        self.map.tree.push(fsbno);
-        let n = usize::from(head.numrecs.get());
-        let at = Btree::Bmap.header_len(true);
-        if level == 0 {
-            let recs = ExtentRecord::slice_at(&bytes, at, n).unwrap_or_default();
-            recs.iter().for_each(|r| self.extent(r.unpack()));
-            return recs.first().map(|r| r.unpack().startoff);
+    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
+        match item {
+            Ok(Item::Sound(at, _)) => self.map.tree.push(at),
+            Ok(Item::Records { bytes, n, .. }) => {
+                let recs = ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default();
+                recs.iter().for_each(|r| self.extent(r.unpack()));
+            }
+            Ok(Item::Block(_)) => {}
+            Err(Defect::Differs { field, .. }) if !matches!(field, Field::Key(_)) => {}
+            Err(_) => self.map.hurt = true,
         }
-        let keys = Be64::slice_at(&bytes, at, n).unwrap_or_default();
-        let ptrs_at = Btree::Bmap.ptr_offset(bytes.len(), true, 0);
-        let ptrs = Be64::slice_at(&bytes, ptrs_at, n).unwrap_or_default();
-        for (k, p) in keys.iter().zip(ptrs) {
-            let low = self.node(p.get(), level - 1);
-            self.map.hurt |= low.is_some_and(|l| l != k.get());
-        }
-        keys.first().map(|k| k.get())
+        true
     }
 }
 
@@ -301,7 +267,7 @@ pub(crate) fn append(
     m: &Mend<'_>,
     extents: &mut Vec<Extent>,
     mut at: u64,
-    runs: &[(crate::geometry::AgBlock, u32)],
+    runs: &[(AgBlock, u32)],
 ) {
     for (a, n) in runs {
         let (mut skip, mut left) = (0, *n);

@@ -8,7 +8,7 @@
 
 use super::dir::{self, DirectoryTree};
 use super::space::{self, AgToMend, FoundChunk};
-use super::trees::walk;
+use super::trees::records;
 use super::{Mend, Overlay, RepairOutcome, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
 use crate::check::{
@@ -290,44 +290,30 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
 /// Reads the reverse mapping and reference count trees of a group.
 fn trees(m: &mut Mend<'_>, agno: u32) -> bool {
     let g = m.g.clone();
-    let at = g.ag_header_daddr(agno, AGF_SECTOR);
-    let Ok(bytes) = m.disk.get(at << 9, g.sector_size as usize) else {
-        return false;
-    };
-    let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
-        return false;
-    };
-    let mut owners = Vec::new();
+    let (mut owners, mut shared, mut further) = (Vec::new(), Vec::new(), 0);
     if g.features.rmapbt {
-        let root = (agf.rmap_root.get(), agf.rmap_level.get());
-        let walked = walk(m.disk, &g, agno, Btree::Rmap, root, &mut |recs, n| {
-            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
-                let (owner, offset) = (r.owner.get(), r.offset.get());
-                let rebuilt = m.rebuilt.contains(&owner) && offset & RMAP_OFF_ATTR_FORK == 0;
-                if owner >> 63 == 0 && !rebuilt {
-                    owners.push((r.startblock.get(), r.blockcount.get(), owner, offset));
-                }
+        let walked = records(m.disk, &g, agno, Btree::Rmap, &mut |r: &RmapRecord| {
+            let (owner, offset) = (r.owner.get(), r.offset.get());
+            let rebuilt = m.rebuilt.contains(&owner) && offset & RMAP_OFF_ATTR_FORK == 0;
+            if owner >> 63 == 0 && !rebuilt {
+                owners.push((r.startblock.get(), r.blockcount.get(), owner, offset));
             }
         });
-        if !walked.whole {
+        if !walked.is_whole() {
             return false;
         }
     }
-    let mut shared = Vec::new();
     if g.features.reflink {
-        let root = (agf.refcount_root.get(), agf.refcount_level.get());
-        let mut further = 0;
-        let walked = walk(m.disk, &g, agno, Btree::Refcount, root, &mut |recs, n| {
-            for r in RefcountRecord::slice_at(recs, 0, n).unwrap_or_default() {
-                let count = u64::from(r.refcount.get()).saturating_sub(1);
-                further += count;
-                if further <= MAX_SHARED {
-                    let run = (r.startblock.get(), r.blockcount.get());
-                    shared.extend((0..count).map(|_| run));
-                }
+        let visit = &mut |r: &RefcountRecord| {
+            let count = u64::from(r.refcount.get()).saturating_sub(1);
+            further += count;
+            if further <= MAX_SHARED {
+                let run = (r.startblock.get(), r.blockcount.get());
+                shared.extend((0..count).map(|_| run));
             }
-        });
-        if !walked.whole || further > MAX_SHARED {
+        };
+        let walked = records(m.disk, &g, agno, Btree::Refcount, visit);
+        if !walked.is_whole() || further > MAX_SHARED {
             return false;
         }
     }

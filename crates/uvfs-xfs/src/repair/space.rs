@@ -184,20 +184,20 @@ pub(crate) fn old_blocks(m: &Mend<'_>, agno: u32) -> Vec<(u32, u32)> {
     let (agf, agi, agfl) = (sector(AGF_SECTOR), sector(AGI_SECTOR), sector(AGFL_SECTOR));
     let mut roots = Vec::new();
     if let Ok(f) = Agf::at(&agf, 0) {
-        roots.push((Btree::Bno, (f.bno_root.get(), f.bno_level.get())));
-        roots.push((Btree::Cnt, (f.cnt_root.get(), f.cnt_level.get())));
+        let mut push = |tree| roots.push((tree, f.root_of(tree)));
+        push(Btree::Bno);
+        push(Btree::Cnt);
         if g.features.rmapbt {
-            roots.push((Btree::Rmap, (f.rmap_root.get(), f.rmap_level.get())));
+            push(Btree::Rmap);
         }
         if g.features.reflink {
-            let root = (f.refcount_root.get(), f.refcount_level.get());
-            roots.push((Btree::Refcount, root));
+            push(Btree::Refcount);
         }
     }
     if let Ok(i) = Agi::at(&agi, 0) {
-        roots.push((Btree::Ino, (i.root.get(), i.level.get())));
+        roots.push((Btree::Ino, i.root_of(Btree::Ino)));
         if g.features.finobt {
-            roots.push((Btree::Fino, (i.free_root.get(), i.free_level.get())));
+            roots.push((Btree::Fino, i.root_of(Btree::Fino)));
         }
     }
     for (tree, root) in roots {

@@ -1,27 +1,34 @@
 //! Trees of an allocation group, followed as far as they can be believed.
 
+use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::Overlay;
+use crate::walk::{Defect, Item, Visitor, group_tree};
 use std::collections::HashSet;
+use std::io;
 
 /// A tree that was walked.
 #[derive(Default)]
 pub(crate) struct Walked {
     /// Its blocks.
     pub blocks: HashSet<u32>,
-    /// Nothing was in the way.
-    pub whole: bool,
     /// The parts that could not be followed, by their first keys and those of what comes after them.
     pub gaps: Vec<(u32, u32)>,
 }
 
-struct TreeWalk<'a> {
-    disk: &'a Overlay,
-    g: &'a Geometry,
-    agno: u32,
-    tree: Btree,
+impl Walked {
+    /// Whether nothing was in the way.
+    pub fn is_whole(&self) -> bool {
+        self.gaps.is_empty()
+    }
+}
+
+struct Follower<'w> {
+    disk: &'w Overlay,
+    g: &'w Geometry,
     out: Walked,
+    visit: &'w mut dyn FnMut(&[u8], usize),
 }
 
 /// Gives the records of each leaf to `visit`: their bytes and count.
@@ -33,73 +40,55 @@ pub(crate) fn walk(
     root: (u32, u32),
     visit: &mut dyn FnMut(&[u8], usize),
 ) -> Walked {
-    let (root, levels) = root;
-    let mut w = TreeWalk {
+    let out = Walked::default();
+    let mut follower = Follower {
         disk,
         g,
-        agno,
-        tree,
-        out: Walked::default(),
+        out,
+        visit,
     };
-    w.out.whole = (1..=u32::from(BTREE_MAXLEVELS)).contains(&levels);
-    if w.out.whole {
-        w.node(root, (levels - 1) as u16, (0, u32::MAX), visit);
-    } else {
-        w.out.gaps.push((0, u32::MAX));
-    }
-    w.out
+    group_tree(g, agno, tree, root, &mut follower);
+    follower.out
 }
 
-impl TreeWalk<'_> {
-    /// Follows what begins with keys in this range.
-    fn node(
-        &mut self,
-        agbno: u32,
-        level: u16,
-        keys: (u32, u32),
-        visit: &mut dyn FnMut(&[u8], usize),
-    ) {
-        let g = self.g;
-        if !g.has_agb(self.agno, agbno) || !self.out.blocks.insert(agbno) {
-            self.lost(keys);
-            return;
-        }
-        let at = AgBlock {
-            agno: self.agno,
-            agbno,
-        };
-        let daddr = g.daddr(at);
-        let ident = g.ident(daddr, Some(self.agno.into()));
-        let block = self.disk.get(daddr << 9, g.block_size as usize);
-        let block = block.unwrap_or_default();
-        let head = check_btree_short(&block, self.tree, &ident);
-        let Some(head) = head.ok().filter(|h| h.level.get() == level).copied() else {
-            // Not a block of the tree: others may have it.
-            self.out.blocks.remove(&agbno);
-            self.lost(keys);
-            return;
-        };
-        let n = usize::from(head.numrecs.get());
-        let start = self.tree.header_len(true);
-        if level == 0 {
-            visit(&block[start..start + n * self.tree.record_len()], n);
-            return;
-        }
-        let len = self.tree.key_len();
-        let key = |i: usize| Be32::at(&block, start + i * len).map(|k| k.get());
-        for i in 0..n {
-            let at = self.tree.ptr_offset(block.len(), true, i);
-            let first = if i == 0 { Ok(keys.0) } else { key(i) };
-            let end = if i + 1 == n { Ok(keys.1) } else { key(i + 1) };
-            match (Be32::at(&block, at), first, end) {
-                (Ok(p), Ok(first), Ok(end)) => self.node(p.get(), level - 1, (first, end), visit),
-                _ => self.lost(keys),
-            }
-        }
+impl Visitor for Follower<'_> {
+    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
+        let bytes = self
+            .disk
+            .get(self.g.daddr(a) << 9, self.g.block_size as usize);
+        bytes.map(Block::new)
     }
 
-    fn lost(&mut self, keys: (u32, u32)) {
-        self.out.whole = false;
-        self.out.gaps.push(keys);
+    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
+        match item {
+            Ok(Item::Sound(at, _)) => drop(self.out.blocks.insert(at as u32)),
+            Ok(Item::Records { bytes, n, .. }) => (self.visit)(bytes, n),
+            Err(Defect::Lost { keys, .. }) => {
+                let end = keys.end.min(u32::MAX.into());
+                self.out.gaps.push((keys.start as u32, end as u32));
+            }
+            Ok(Item::Block(_)) | Err(Defect::Differs { .. }) => {}
+        }
+        true
     }
+}
+
+/// Gives the records of a tree in a group's AGF to `visit`, unless the AGF is damaged.
+pub(crate) fn records<R: Layout>(
+    disk: &Overlay,
+    g: &Geometry,
+    agno: u32,
+    tree: Btree,
+    visit: &mut dyn FnMut(&R),
+) -> Walked {
+    let at = g.ag_header_daddr(agno, AGF_SECTOR);
+    let sector = disk.get(at << 9, g.sector_size as usize);
+    let sector = sector.unwrap_or_default();
+    let agf = check_agf(&sector, &g.ident(at, None));
+    // A tree without levels is lost.
+    let root = agf.map_or((0, 0), |agf| agf.root_of(tree));
+    walk(disk, g, agno, tree, root, &mut |bytes, n| {
+        let records = R::slice_at(bytes, 0, n).unwrap_or_default();
+        records.iter().for_each(&mut *visit);
+    })
 }

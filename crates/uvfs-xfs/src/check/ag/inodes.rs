@@ -54,39 +54,34 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut C
         rd,
         agno,
         Btree::Ino,
-        agi.root.get(),
-        agi.level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Ino, agno, at);
-            let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
-            for (i, r) in recs.iter().enumerate() {
-                let Some(c) = unpack(ctx, agno, at, i, r, Btree::Ino) else {
-                    lost();
-                    continue;
-                };
-                if u64::from(c.startino) < next {
-                    report.out_of_order(place, "record", i);
-                    lost();
-                    continue;
-                }
-                next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
-                let holes = c.holes();
-                count += u64::from(64 - holes.count_ones());
-                free += u64::from((c.free & !holes).count_ones());
-                if c.free & !holes != 0 {
-                    with_free = with_free.wrapping_add(chunk_sum(&c));
-                }
-                if !claim_chunk(ctx, agno, at, i, &c, &mut last_block) {
-                    lost();
-                    continue;
-                }
-                if !known {
-                    chunks.push(Chunk {
-                        start: c.startino,
-                        holemask: c.holemask,
-                    });
-                    frees.push(c.free);
-                }
+        agi.root_of(Btree::Ino),
+        &mut |place, i, r: &InobtRecord| {
+            let Some(c) = unpack(ctx, place, agno, i, r) else {
+                lost();
+                return;
+            };
+            if u64::from(c.startino) < next {
+                report.out_of_order(place, "record", i);
+                lost();
+                return;
+            }
+            next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
+            let holes = c.holes();
+            count += u64::from(64 - holes.count_ones());
+            free += u64::from((c.free & !holes).count_ones());
+            if c.free & !holes != 0 {
+                with_free = with_free.wrapping_add(chunk_sum(&c));
+            }
+            if !claim_chunk(ctx, place, agno, i, &c, &mut last_block) {
+                lost();
+                return;
+            }
+            if !known {
+                chunks.push(Chunk {
+                    start: c.startino,
+                    holemask: c.holemask,
+                });
+                frees.push(c.free);
             }
         },
     );
@@ -114,17 +109,9 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut C
 }
 
 /// A record of a tree of inodes, unless it is no chunk of the group.
-fn unpack(
-    ctx: &Ctx<'_>,
-    agno: u32,
-    at: u32,
-    i: usize,
-    r: &InobtRecord,
-    tree: Btree,
-) -> Option<InodeChunk> {
+fn unpack(ctx: &Ctx<'_>, place: Place, agno: u32, i: usize, r: &InobtRecord) -> Option<InodeChunk> {
     let (g, report) = (ctx.g, ctx.report);
     let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    let place = Place::block(tree, agno, at);
     let c = r.unpack(g.features.sparse);
     let start = u64::from(c.startino);
     let aligned = if g.chunk_blocks() == 1 {
@@ -198,24 +185,19 @@ fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expecte
         rd,
         agno,
         Btree::Fino,
-        agi.free_root.get(),
-        agi.free_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block(Btree::Fino, agno, at);
-            let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
-            for (i, r) in recs.iter().enumerate() {
-                let Some(c) = unpack(ctx, agno, at, i, r, Btree::Fino) else {
-                    continue;
-                };
-                if u64::from(c.startino) < next {
-                    report.out_of_order(place, "record", i);
-                }
-                next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
-                if c.free & !c.holes() == 0 {
-                    report.bad(place, format!("record {i} has no free inode"));
-                }
-                sum = sum.wrapping_add(chunk_sum(&c));
+        agi.root_of(Btree::Fino),
+        &mut |place, i, r: &InobtRecord| {
+            let Some(c) = unpack(ctx, place, agno, i, r) else {
+                return;
+            };
+            if u64::from(c.startino) < next {
+                report.out_of_order(place, "record", i);
             }
+            next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
+            if c.free & !c.holes() == 0 {
+                report.bad(place, format!("record {i} has no free inode"));
+            }
+            sum = sum.wrapping_add(chunk_sum(&c));
         },
     );
     if fino.whole && expected.is_some_and(|e| e != sum) {
@@ -272,14 +254,13 @@ fn chunk_sum(c: &InodeChunk) -> u64 {
 /// Claims the blocks that a chunk's inodes are in.
 fn claim_chunk(
     ctx: &Ctx<'_>,
+    place: Place,
     agno: u32,
-    at: u32,
     i: usize,
     c: &InodeChunk,
     last: &mut Option<u32>,
 ) -> bool {
     let g = ctx.g;
-    let place = Place::block(Btree::Ino, agno, at);
     let first = c.startino >> g.inopblog;
     if g.inopblog >= 6 {
         // A block of one or several chunks: claimed once, by the first that comes.

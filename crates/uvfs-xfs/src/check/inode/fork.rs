@@ -2,12 +2,12 @@
 
 use super::super::ctx::Ctx;
 use super::super::problem::{Place, Problem, Structure};
-use super::super::reader::{CHILDREN_AHEAD, Reader};
+use super::super::reader::Reader;
 use super::super::space::Use;
+use super::super::tree::TreeCheck;
 use crate::format::*;
-use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
-use std::collections::HashSet;
+use crate::walk::{Item, fork_tree};
 
 /// Extents of a fork that are kept; no directory or attribute fork comes near.
 const MAX_EXTENTS: usize = 1 << 20;
@@ -24,8 +24,6 @@ pub(super) struct ForkWalk<'c, 'a> {
     /// Blocks of extents and of the tree.
     pub(super) blocks: u64,
     pub(super) keep: Option<Vec<Extent>>,
-    pub(super) seen: HashSet<u64>,
-    pub(super) last: [Option<(u64, u64)>; BTREE_MAXLEVELS as usize],
     pub(super) whole: bool,
     pub(super) realtime: bool,
 }
@@ -157,139 +155,39 @@ impl ForkWalk<'_, '_> {
     }
 
     fn btree(&mut self, rd: &mut Reader<'_>, root: &[u8]) {
-        let (g, report) = (self.ctx.g, self.ctx.report);
-        let place = self.place();
-        let Ok(head) = BmdrBlock::at(root, 0) else {
-            self.whole = false;
-            return report.bad(place, "no room for the root of its B-tree");
+        let (ctx, ino) = (self.ctx, self.inode.ino);
+        let mut check = TreeCheck {
+            ctx,
+            rd,
+            tree: Btree::Bmap,
+            of: self.place(),
+            whole: true,
+            each: &mut |place, item| self.tree_item(place, item),
         };
-        let (level, n) = (head.level.get(), usize::from(head.numrecs.get()));
-        let room = (root.len() - BmdrBlock::SIZE) / 16;
-        if level == 0 || level >= BTREE_MAXLEVELS || n == 0 || n > room {
-            self.whole = false;
-            return report.differ(
-                place,
-                "bmdr level, numrecs",
-                format!("a level from 1, 1 to {room} records"),
-                format!("{level}, {n}"),
-            );
-        }
-        let keys = Be64::slice_at(root, BmdrBlock::SIZE, n).unwrap_or_default();
-        let ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, n).unwrap_or_default();
-        for (key, ptr) in keys.iter().zip(ptrs) {
-            if let Some(low) = self.node(rd, ptr.get(), level - 1, n == 1)
-                && low != key.get()
-            {
-                report.differ(place, "key of its B-tree's root", low, key.get());
-            }
-        }
-        for (b, right) in self.last.into_iter().flatten() {
-            if right != NULLFSBLOCK {
-                let a = g.fsb(b).unwrap_or(AgBlock { agno: 0, agbno: 0 });
-                let place = Place::inode(Btree::Bmap, self.inode.ino).at(a.agno, a.agbno);
-                report.differ(place, "bb_rightsib", "none", right);
-            }
-        }
+        fork_tree(ctx.g, ino, root, &mut check);
+        let whole = check.whole;
+        self.whole &= whole;
     }
 
-    /// Gives the first key below.
-    fn node(&mut self, rd: &mut Reader<'_>, fsbno: u64, level: u16, alone: bool) -> Option<u64> {
+    fn tree_item(&mut self, place: Place, item: Item<'_>) {
         let ctx = self.ctx;
-        let (g, report) = (ctx.g, ctx.report);
-        let Some(a) = g.fsb(fsbno) else {
-            self.whole = false;
-            report.differ(
-                self.place(),
-                "pointer in its B-tree",
-                "a block of the file system",
-                fsbno,
-            );
-            return None;
-        };
-        let place = Place::inode(Btree::Bmap, self.inode.ino).at(a.agno, a.agbno);
-        if !self.seen.insert(fsbno) {
-            self.whole = false;
-            report.bad(place, "the tree leads to this block twice");
-            return None;
-        }
-        self.blocks += 1;
-        ctx.claim(place, a.agno, a.agbno, 1, Use::Meta, false);
-        let flags = RMAP_OFF_BMBT_BLOCK
-            | match self.fork {
-                Fork::Data => 0,
-                Fork::Attr => RMAP_OFF_ATTR_FORK,
-            };
-        ctx.own(a.agno, a.agbno, 1, self.inode.ino, flags, 0);
-        let block = match rd.blocks(g, a.agno, a.agbno, 1) {
-            Ok(b) => b,
-            Err(e) => {
-                self.whole = false;
-                ctx.io(place, &e);
-                return None;
+        match item {
+            Item::Block(at) => {
+                let Some(a) = ctx.g.fsb(at) else { return };
+                self.blocks += 1;
+                ctx.claim(place, a.agno, a.agbno, 1, Use::Meta, false);
+                let flags = RMAP_OFF_BMBT_BLOCK
+                    | match self.fork {
+                        Fork::Data => 0,
+                        Fork::Attr => RMAP_OFF_ATTR_FORK,
+                    };
+                ctx.own(a.agno, a.agbno, 1, self.inode.ino, flags, 0);
             }
-        };
-        let ident = g.ident(g.daddr(a), Some(self.inode.ino));
-        let head = match check_btree_long(&block, &ident) {
-            Ok(h) => *h,
-            Err(f) => {
-                self.whole = false;
-                report.bad(place, f);
-                return None;
+            Item::Records { bytes, n, .. } => {
+                let recs = ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default();
+                recs.iter().for_each(|r| self.extent(r.unpack()));
             }
-        };
-        ctx.lsn(place, &block, 32);
-        if head.level.get() != level {
-            self.whole = false;
-            report.differ(place, "bb_level", level, head.level.get());
-            return None;
+            Item::Sound(..) => {}
         }
-        let n = usize::from(head.numrecs.get());
-        let most = Btree::Bmap.max_records(block.len(), g.features.crc, level);
-        if n == 0 || (!alone && n < most / 2) {
-            report.differ(place, "bb_numrecs", format!("at least {}", most / 2), n);
-        }
-        let slot = self.last[usize::from(level)];
-        let left = slot.map_or(NULLFSBLOCK, |(b, _)| b);
-        if head.leftsib.get() != left {
-            report.differ(place, "bb_leftsib", left, head.leftsib.get());
-        }
-        if let Some((_, right)) = slot
-            && right != fsbno
-        {
-            report.differ(place, "right neighbour of the block before", fsbno, right);
-        }
-        self.last[usize::from(level)] = Some((fsbno, head.rightsib.get()));
-        let at = Btree::Bmap.header_len(g.features.crc);
-        if level == 0 {
-            let recs = ExtentRecord::slice_at(&block, at, n).unwrap_or_default();
-            for r in recs {
-                self.extent(r.unpack());
-            }
-            return recs.first().map(|r| r.unpack().startoff);
-        }
-        let keys = Be64::slice_at(&block, at, n).unwrap_or_default();
-        let ptrs_at = Btree::Bmap.ptr_offset(block.len(), g.features.crc, 0);
-        let ptrs = Be64::slice_at(&block, ptrs_at, n).unwrap_or_default();
-        let mark = rd.mark();
-        for (i, (key, ptr)) in keys.iter().zip(ptrs).enumerate() {
-            if i % CHILDREN_AHEAD == 0 {
-                rd.release(mark);
-                for a in ptrs[i..]
-                    .iter()
-                    .take(CHILDREN_AHEAD)
-                    .filter_map(|p| g.fsb(p.get()))
-                {
-                    rd.want_blocks(g, a.agno, a.agbno, 1);
-                }
-                rd.go();
-            }
-            if let Some(low) = self.node(rd, ptr.get(), level - 1, false)
-                && low != key.get()
-            {
-                report.differ(place, format!("key {i}"), low, key.get());
-            }
-        }
-        rd.release(mark);
-        keys.first().map(|k| k.get())
     }
 }
