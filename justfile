@@ -19,11 +19,7 @@ quick:
 
 # Format, lints, documentation, unused dependencies, shell scripts (`./test --install` installs what this needs)
 lint:
-    cargo fmt --all --check
-    cargo clippy --workspace --all-targets -- -D warnings
-    RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
-    target/tools/bin/cargo-machete crates fuzz
-    shellcheck -S warning test .ci/run fuzz/*.sh packaging/deb packaging/check-deb crates/uvfs/tests/mount/programs/*.sh
+    .ci/lint
 
 # Licences and sources of the dependencies; commit .ci/deny.sha256 with the Cargo.lock that passed
 deny:
