@@ -89,7 +89,7 @@ fn open(path: &Path, kind: EngineKind, config: Config) -> Option<Target> {
                 .iter()
                 .any(|e| error.raw_os_error() == Some(e.raw_os_error())) =>
         {
-            eprintln!("skipped: {kind} is switched off on this machine ({error})");
+            uvfs_testing::say(format_args!("{kind} is switched off ({error})"));
             None
         }
         Err(error) => panic!("{kind}: {error}"),

@@ -15,9 +15,7 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Whether these tests are not to run, or can't.
 fn skipped() -> bool {
-    let full = std::env::var_os("UVFS_TEST_FULL").is_some_and(|full| !full.is_empty());
-    if !full {
-        uvfs_testing::say("needs UVFS_TEST_FULL=1");
+    if !uvfs_testing::runs_long() {
         return true;
     }
     // Asked for, so it fails without them.

@@ -55,7 +55,7 @@ fn engines<'a>(
         match engine::open(kind, device, config) {
             Ok(engine) => Some(engine),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
-                eprintln!("skipped: {kind} is switched off on this machine ({error})");
+                uvfs_testing::say(format_args!("{kind} is switched off ({error})"));
                 None
             }
             Err(error) => panic!("{kind}: {error}"),
@@ -214,7 +214,7 @@ fn registered_memory() {
     for direct in [false, true] {
         let options = OpenOptions { direct, ..WRITE };
         if direct && Device::open(&path, options).is_err() {
-            eprintln!("skipped: no direct I/O here");
+            uvfs_testing::say("no direct I/O here");
             continue;
         }
         random_io_in(&path, options, &config, &arena);
@@ -249,8 +249,8 @@ fn direct_image() {
     // Not while the image is open, and so locked.
     match Device::open(&path, options).map(|device| device.geometry().block) {
         Ok(..=512) => random_io_is_equal(&path, options, &EngineConfig::default()),
-        Ok(block) => eprintln!("skipped: direct I/O in units of {block}"),
-        Err(OpenError::NoDirect(_)) => eprintln!("skipped: no direct I/O here"),
+        Ok(block) => uvfs_testing::say(format_args!("direct I/O in units of {block}")),
+        Err(OpenError::NoDirect(_)) => uvfs_testing::say("no direct I/O here"),
         Err(error) => panic!("{error}"),
     }
 }
@@ -460,8 +460,7 @@ fn loop_device() {
     let image = dir.path().join("image");
     write_image(&image, &pattern());
     let Some(device) = Loop::attach(&image) else {
-        eprintln!("skipped: no loop device here (needs root and losetup)");
-        return;
+        return uvfs_testing::skip("needs root and a loop device");
     };
     let path = Path::new(&device.0);
     let first = Device::open(path, WRITE).unwrap();
@@ -496,8 +495,7 @@ fn a_mounted_device_is_refused() {
         .then(|| Loop::attach(&image))
         .flatten()
     else {
-        eprintln!("skipped: no mkfs.ext4 or no loop device here");
-        return;
+        return uvfs_testing::skip("needs mkfs.ext4 and a loop device");
     };
     let mount = |options: &str| {
         Command::new("mount")
@@ -507,8 +505,7 @@ fn a_mounted_device_is_refused() {
             .is_ok_and(|status| status.success())
     };
     if !mount("rw") {
-        eprintln!("skipped: may not mount here");
-        return;
+        return uvfs_testing::skip("may not mount");
     }
     let refused: Vec<_> = [Path::new(&device.0), &image]
         .iter()

@@ -384,8 +384,7 @@ mod tests {
     #[test]
     fn a_thread_that_a_bound_one_starts_becomes_ordinary() {
         if !can_hand_over() {
-            eprintln!("skipped: this user may not leave SCHED_IDLE");
-            return;
+            return uvfs_testing::say("this user may not leave SCHED_IDLE");
         }
         let cores = allowed_cores().unwrap();
         std::thread::spawn(move || {
@@ -408,8 +407,7 @@ mod tests {
     #[test]
     fn a_starving_thread_is_relieved() {
         if !can_hand_over() {
-            eprintln!("skipped: this user may not leave SCHED_IDLE");
-            return;
+            return uvfs_testing::say("this user may not leave SCHED_IDLE");
         }
         let core = allowed_cores().unwrap()[0];
         let stop = Arc::new(AtomicBool::new(false));
@@ -477,8 +475,7 @@ mod tests {
     #[test]
     fn while_the_watchdog_sleeps_threads_are_ordinary_ones() {
         if !can_hand_over() {
-            eprintln!("skipped: this user may not leave SCHED_IDLE");
-            return;
+            return uvfs_testing::say("this user may not leave SCHED_IDLE");
         }
         let watchdog = Watchdog::start().unwrap();
         let handle = watchdog.handle();

@@ -95,6 +95,19 @@ pub fn say(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", test());
 }
 
+/// Whether the long variants of tests are asked for, by `UVFS_TEST_FULL=1`.
+pub fn full() -> bool {
+    std::env::var_os("UVFS_TEST_FULL").is_some_and(|full| !full.is_empty())
+}
+
+/// Whether a test that is a long variant as a whole is to run; says so if not.
+pub fn runs_long() -> bool {
+    if !full() {
+        say("a long variant, with UVFS_TEST_FULL=1");
+    }
+    full()
+}
+
 /// The name of the test that calls this: its thread has the same.
 fn test() -> String {
     let thread = std::thread::current();

@@ -325,9 +325,8 @@ fn verdicts_on_logs() {
         copied(from, &path);
         wrong.extend(judge(name));
     }
-    let full = std::env::var_os("UVFS_TEST_FULL").is_some_and(|v| v == "1");
     let mut random = Random(5);
-    for i in 0..if full { 300 } else { 30 } {
+    for i in 0..if uvfs_testing::full() { 300 } else { 30 } {
         let (name, from) = &logs[i % logs.len()];
         copied(from, &path);
         let what = change(&path, &mut random);

@@ -1,7 +1,7 @@
 //! The reader against the kernel: images that mkfs.xfs made in many feature combinations, filled
 //! through a mount, must look the same through both.
 //!
-//! Needs root, loop devices and mkfs.xfs. Every combination runs with `UVFS_XFS_FULL=1`.
+//! Needs root, loop devices and mkfs.xfs. Every combination runs with `UVFS_TEST_FULL=1`.
 
 mod common;
 
@@ -29,8 +29,7 @@ fn fill_and_compare(image: &Image, args: &[&str]) {
     let mount = match Mount::new(&image.path(), "rw") {
         Ok(m) => m,
         Err(e) => {
-            eprintln!("skipped: this kernel does not mount {args:?}: {e}");
-            return;
+            return uvfs_testing::say(format_args!("this kernel does not mount {args:?}: {e}"));
         }
     };
     fill(mount.path(), block_size);
@@ -66,10 +65,8 @@ macro_rules! more_combinations {
         /// As above, for the less common shapes.
         #[test]
         fn $name() {
-            if full() {
+            if uvfs_testing::runs_long() {
                 through_kernel($args);
-            } else {
-                eprintln!("skipped: set UVFS_XFS_FULL=1 to run it");
             }
         }
     )*};
@@ -110,7 +107,7 @@ fn through_mkfs(args: &[&str]) -> Option<Image> {
     }
     let tree = proto::tree(args.contains(&"crc=0"));
     let Some(image) = proto::make(args, &tree) else {
-        eprintln!("skipped: this mkfs.xfs does not make {args:?}");
+        uvfs_testing::say(format_args!("this mkfs.xfs does not make {args:?}"));
         return None;
     };
     let volume = image.open();
@@ -335,8 +332,7 @@ fn quotas() {
     let mount = match Mount::new(&image.path(), "rw,uquota,gquota,pquota") {
         Ok(m) => m,
         Err(e) => {
-            eprintln!("skipped: this kernel has no XFS quotas: {e}");
-            return;
+            return uvfs_testing::say(format_args!("this kernel has no XFS quotas: {e}"));
         }
     };
     fill_some(mount.path());

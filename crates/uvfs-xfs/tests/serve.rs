@@ -91,7 +91,7 @@ fn through_cache(
     let device = match Device::open(path, options) {
         Ok(d) => Arc::new(d),
         Err(e) => {
-            eprintln!("skipped: {e}");
+            uvfs_testing::say(e);
             return None;
         }
     };
@@ -102,7 +102,7 @@ fn through_cache(
     let target = match Target::open(device.clone(), engine, config) {
         Ok(target) => Arc::new(target),
         Err(e) => {
-            eprintln!("skipped: {engine}: {e}");
+            uvfs_testing::say(format_args!("{engine}: {e}"));
             return None;
         }
     };

@@ -16,8 +16,7 @@ const KEPT: usize = 64;
 fn runs() -> Option<u64> {
     let given = std::env::var("UVFS_TEST_FUZZ").ok();
     let given = given.map(|runs| runs.parse().expect("UVFS_TEST_FUZZ is a number of runs"));
-    let full = std::env::var_os("UVFS_TEST_FULL").is_some_and(|full| !full.is_empty());
-    given.or(full.then_some(1_000_000))
+    given.or(uvfs_testing::full().then_some(1_000_000))
 }
 
 fn bytes(random: &mut Random) -> Vec<u8> {

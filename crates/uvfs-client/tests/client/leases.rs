@@ -26,12 +26,9 @@ use uvfs_server::mount::{MountOptions, mount, unmount};
 use uvfs_server::{
     ClientLimits, Clients, Server, ServerOptions, Session, SessionOptions, Transport,
 };
+use uvfs_testing::full;
 
 use crate::common::{DEADLINE, Random, rw, session};
-
-fn full() -> bool {
-    std::env::var_os("UVFS_TEST_FULL").is_some()
-}
 
 fn serve(dir: &Path, recall: Duration) -> Clients {
     let limits = ClientLimits {

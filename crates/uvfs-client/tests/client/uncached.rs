@@ -78,7 +78,7 @@ fn place() -> Option<Place> {
     if mounted && can_drop_behind(&at) {
         return Some(place);
     }
-    eprintln!("skipped: needs a file system with RWF_DONTCACHE (Linux 6.14, ext4 or xfs)");
+    uvfs_testing::say("needs a file system with RWF_DONTCACHE (Linux 6.14, ext4 or xfs)");
     None
 }
 
@@ -179,8 +179,7 @@ fn the_host_keeps_nothing_of_uncached_calls() {
 #[test]
 fn a_host_without_it_is_asked_once_and_then_left_alone() {
     let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
-        eprintln!("skipped: no /dev/shm");
-        return;
+        return uvfs_testing::skip("no /dev/shm");
     };
     let place = Place {
         dir,

@@ -58,11 +58,6 @@ pub fn can_run() -> bool {
     loop_devices
 }
 
-/// Whether the whole set of feature combinations was asked for.
-pub fn full() -> bool {
-    std::env::var_os("UVFS_XFS_FULL").is_some_and(|v| v == "1")
-}
-
 /// Where images go: memory if there is plenty, because each unmount flushes its image to disk.
 fn base_dir() -> PathBuf {
     let shm = Path::new("/dev/shm");
@@ -199,7 +194,7 @@ pub fn filled_after(args: &[&str], empty: impl FnOnce(&Path)) -> Option<Image> {
     match Mount::new(&image.path(), "rw") {
         Ok(m) => fill(m.path(), block_size),
         Err(e) => {
-            eprintln!("skipped: this kernel does not mount {args:?}: {e}");
+            uvfs_testing::say(format_args!("this kernel does not mount {args:?}: {e}"));
             return None;
         }
     }

@@ -147,7 +147,7 @@ fn compare(v: &Volume, host: &Path, dir: &Inode) {
 /// An image made from any tree holds the tree's contents.
 #[test]
 fn random_trees_are_read_back() {
-    let cases = if full() { 400 } else { 25 };
+    let cases = if uvfs_testing::full() { 400 } else { 25 };
     let config = Config {
         cases,
         failure_persistence: None,

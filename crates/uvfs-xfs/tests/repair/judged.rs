@@ -220,7 +220,7 @@ pub fn each(image: &Image, count: usize, damage: &(dyn Fn(usize, &Path) -> Optio
 }
 
 pub fn step(default: usize) -> usize {
-    if std::env::var_os("UVFS_TEST_FULL").is_some_and(|v| v == "1") {
+    if uvfs_testing::full() {
         return 1;
     }
     let n = std::env::var("UVFS_DAMAGE").ok();

@@ -5,7 +5,11 @@
 //! misses something says so and is skipped, except where the environment has `CI`. Run by `./test`
 //! at the root of the repository, which installs the programs that are used here.
 
-#[allow(dead_code, reason = "shared with the tests of mounted directories")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "shared with the tests of mounted directories"
+)]
 #[path = "../mount/harness.rs"]
 mod harness;
 

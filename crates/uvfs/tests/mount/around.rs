@@ -159,8 +159,7 @@ fn sanitizers_and_awkward_paths() {
         let mut build = Command::new("cc");
         build.args(words).arg("-o").arg(&program).arg(&code);
         if !run_within(LATER, &mut build).status.success() {
-            eprintln!("skipped: {words:?} can't be built");
-            return;
+            return uvfs_testing::skip(format_args!("{words:?} can't be built"));
         }
         let mut command = uvfs_run(How::Eager);
         command.env("UVFS_PRELOAD", library).arg("--");

@@ -56,7 +56,7 @@ fn can(transport: Transport) -> bool {
     served.mount.run(&mut copy(&served.mount.at)).ok();
     let can = backed(&served.mount) > 0;
     if !can {
-        eprintln!("skipped: no FUSE passthrough (Linux 6.9)");
+        uvfs_testing::say("no FUSE passthrough (Linux 6.9)");
     }
     can
 }
@@ -123,8 +123,7 @@ fn what_the_kernel_refuses_goes_through_the_server() {
             .current_dir(&layers),
     );
     if !mounted.status.success() {
-        eprintln!("skipped: no overlayfs");
-        return;
+        return uvfs_testing::say("no overlayfs");
     }
     let mount = Mount::new(&Serve::over(Transport::Dev), &source, &scratch.dir("mount"));
     for _ in 0..3 {

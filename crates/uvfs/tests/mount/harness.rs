@@ -31,6 +31,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal};
 
 pub use serve::*;
+pub use uvfs_testing::full;
 
 /// For everything that should take seconds: generous, as the machine may be loaded.
 pub const SOON: Duration = Duration::from_secs(90);
@@ -107,11 +108,6 @@ pub fn transports() -> impl Iterator<Item = Transport> {
     [Transport::Dev, Transport::Uring]
         .into_iter()
         .filter(|transport| has(&[Need::Mount(*transport)]))
-}
-
-/// Whether the long variants are asked for.
-pub fn full() -> bool {
-    std::env::var_os("UVFS_TEST_FULL").is_some()
 }
 
 fn substitute() -> Option<String> {

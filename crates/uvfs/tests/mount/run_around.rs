@@ -250,10 +250,7 @@ fn a_few_cells() {
 /// As [`a_few_cells`], of every way, place, operation and program that the machine has.
 #[test]
 fn the_whole_matrix() {
-    if !full() {
-        return uvfs_testing::say("a long variant, with UVFS_TEST_FULL=1");
-    }
-    if can() {
+    if uvfs_testing::runs_long() && can() {
         let mut cells = cells::all();
         if let Ok(only) = std::env::var("UVFS_TEST_CELLS") {
             cells.retain(|cell| only.split(' ').all(|word| cell.to_string().contains(word)));

@@ -58,8 +58,7 @@ fn nothing_stays(transport: Transport, option: &str) {
     let source = scratch.ext4("source");
     let probe = File::create(source.join("probe")).unwrap();
     if cached_bytes(&probe).is_err() {
-        eprintln!("skipped: cachestat(2) needs Linux 6.5");
-        return;
+        return uvfs_testing::say("cachestat(2) needs Linux 6.5");
     }
     let serve = Serve::over(transport).option("uncached").option(option);
     let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
