@@ -161,8 +161,18 @@ impl Mount {
     fn end(&mut self) -> Result<Outcome, String> {
         self.gone = true;
         // In a process of its own, as a server that hangs may hold up unmounting.
-        let mut umount = Running::start(Command::new("umount").arg(&self.at));
-        let unmounted = umount.wait(SOON);
+        let start = || Running::start(Command::new("umount").arg(&self.at));
+        let mut umount = start();
+        let mut unmounted = umount.wait(SOON);
+        // A process that the server started may still be looking whether the mount answers.
+        wait_until(SOON, || match &unmounted {
+            Some(outcome) if outcome.stderr.contains("target is busy") => {
+                umount = start();
+                unmounted = umount.wait(SOON);
+                false
+            }
+            _ => true,
+        });
         let stopped = match &unmounted {
             Some(outcome) if outcome.status.success() => self.server.wait(SOON),
             _ => None,
