@@ -157,6 +157,18 @@ pub fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits until the clock that gives files their times, which moves in ticks, has passed the time that it is now.
+pub fn next_file_time() {
+    let clock = |id| {
+        let time = rustix::time::clock_gettime(id);
+        (time.tv_sec, time.tv_nsec)
+    };
+    let now = clock(rustix::time::ClockId::Realtime);
+    while clock(rustix::time::ClockId::RealtimeCoarse) <= now {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The outcome of a program.
 #[derive(Debug)]
 pub struct Outcome {

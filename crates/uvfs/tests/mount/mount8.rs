@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Timespec, Timestamps};
@@ -211,8 +210,7 @@ pub fn access_times(dir: &Path, _: &str) -> String {
         rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
         for time in ["first", "second"] {
             let before = at(path);
-            // Longer than the tick of file times.
-            thread::sleep(Duration::from_millis(15));
+            next_file_time();
             look(path, flags);
             report += &format!("{name}, {time} time: {}\n", at(path) > before);
         }
@@ -247,11 +245,12 @@ fn access_times_by_the_rules_of_the_mount() {
         }
         rustix::mount::unmount(&bound, rustix::mount::UnmountFlags::empty()).unwrap();
         for option in ["", "passthrough=all", "nopassthrough"] {
-            let mut compare = |mount: &Mount, rule: &str, how: &str, expected: &str| {
+            let compare = |mount: &Mount, rule: &str, how: &str, expected: &str| {
                 mount
                     .run(&mut child::call("access_times", &at, "", &report))
                     .ok();
                 let got = fs::read_to_string(&report).unwrap();
+                let mut differences = String::new();
                 for (expected, got) in expected.lines().zip(got.lines()) {
                     // docs/differences.md: the kernel has the listing, and does not ask again.
                     let cached = how == "remounted" && expected == "listing, second time: true";
@@ -261,19 +260,24 @@ fn access_times_by_the_rules_of_the_mount() {
                         );
                     }
                 }
+                differences
             };
             let serve = Serve::over(Transport::Dev).option(option);
             for (rule, _, expected) in &expected {
                 let mount = Mount::new(&serve.clone().option(rule), &source, &at);
-                compare(&mount, rule, "mounted", expected);
+                differences += &compare(&mount, rule, "mounted", expected);
                 mount.unmount();
             }
             let mount = Mount::new(&serve, &source, &at);
             for (rule, flags, expected) in &expected {
                 mount_remount(&at, **flags, "").unwrap();
                 // The server follows a moment later.
-                thread::sleep(Duration::from_millis(200));
-                compare(&mount, rule, "remounted", expected);
+                let mut found = String::new();
+                wait_until(Duration::from_secs(5), || {
+                    found = compare(&mount, rule, "remounted", expected);
+                    found.is_empty()
+                });
+                differences += &found;
             }
             mount.unmount();
         }

@@ -7,8 +7,6 @@ use std::io::Read;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Gid, IFlags, Mode, OFlags, StatxFlags, Timespec,
@@ -222,8 +220,8 @@ pub fn all(dir: &Path, _: &str) -> String {
                     .iter()
                     .any(|it| name.starts_with(it))
                 {
-                    // tmpfs gives a directory its file's time, in ticks, which may be the one it has.
-                    thread::sleep(Duration::from_millis(15));
+                    // tmpfs gives a directory its file's time, which may be the one it has.
+                    next_file_time();
                 }
                 let result = as_user(*uid, *gid, groups, || call(&place));
                 let _ = writeln!(report, "{name} ({}, by {user}): {result:?}", kind.name);

@@ -22,7 +22,7 @@ utime_now = {}
 utimensat = {}
 [settings]
 # Longer than the tick of file timestamps.
-naptime = 0.02
+naptime = 0.012
 [dummy_auth]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;

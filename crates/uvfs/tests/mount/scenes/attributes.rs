@@ -195,7 +195,7 @@ pub fn statx(s: &mut Scene) {
     let mask = StatxFlags::from_bits_retain(first.stx_mask);
     s.value("basic", mask.contains(StatxFlags::BASIC_STATS));
     s.value("birth", mask.contains(StatxFlags::BTIME));
-    thread::sleep(Duration::from_millis(15));
+    next_file_time();
     write_all(&file, b"more");
     fs::chmod(s.at("file"), Mode::from(0o600)).unwrap();
     fs::rename(s.at("file"), s.at("renamed")).unwrap();

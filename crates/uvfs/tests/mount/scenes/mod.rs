@@ -19,7 +19,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use rustix::fs::{
     self, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
@@ -30,6 +29,7 @@ use rustix::io::{self, Errno};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_res_uid};
 
+use crate::harness::next_file_time;
 pub use permissions::acl;
 
 const NOBODY: u32 = 65534;
@@ -129,8 +129,7 @@ impl Scene<'_> {
     /// Notes which of the modification and change times a call moves.
     fn moves(&mut self, step: &str, name: &str, call: impl FnOnce(&Self)) {
         let before = self.times(name);
-        // Longer than the tick of file times.
-        thread::sleep(Duration::from_millis(15));
+        next_file_time();
         call(self);
         let after = self.times(name);
         let moved = format!(
