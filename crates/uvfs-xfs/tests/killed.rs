@@ -153,51 +153,60 @@ fn a_killed_repair_is_done_again() {
     drop(mount);
     let mem = MemImage::load(&image.path()).unwrap();
     let regions = mutate::regions(&mem);
-    let copy = image.dir().join("damaged");
     let dev = Device::open(image.path(), OpenOptions::default())
         .map(Arc::new)
         .unwrap();
-    for (kind, threads) in ENGINES {
-        if let Err(e) = engine::open(kind, dev.clone(), EngineConfig::default()) {
-            uvfs_testing::skip(format_args!("{kind}: {e}"));
-            continue;
+    // Side by side: each mostly waits for other programs.
+    std::thread::scope(|scope| {
+        for (kind, threads) in ENGINES {
+            if let Err(e) = engine::open(kind, dev.clone(), EngineConfig::default()) {
+                uvfs_testing::skip(format_args!("{kind}: {e}"));
+                continue;
+            }
+            let (image, mem, regions) = (&image, &mem, &regions);
+            scope.spawn(move || kill_and_repair(image, mem, regions, (kind, threads)));
         }
-        let engine = (kind, threads);
-        let mut kills = 0;
-        for seed in [1, 2, 3] {
-            let mut random = Random(seed);
-            let mut damaged = mem.clone();
-            let what: Vec<String> = (0..3)
-                .map(|_| mutate::damage(&mut damaged, &regions, &mut random))
-                .collect();
-            for writes in 1.. {
-                let _ = fs::remove_file(&copy);
-                let from = image.path();
-                let args = [
-                    "--sparse=always".as_ref(),
-                    from.as_os_str(),
-                    copy.as_os_str(),
-                ];
-                run::<&OsStr>("cp", &args);
-                damages::write_regions(&copy, &damaged, &regions);
-                let whole = killed_after(&copy, engine, writes).success();
-                if !whole {
-                    kills += 1;
-                    assert!(killed_after(&copy, engine, usize::MAX).success());
-                }
-                assert_eq!(
-                    findings(&copy),
-                    Vec::<String>::new(),
-                    "{what:?}, {kind} with {threads} threads, {writes} writes"
-                );
-                let theirs = ["-n".as_ref(), "-f".as_ref(), copy.as_os_str()];
-                run::<&OsStr>("xfs_repair", &theirs);
-                if whole {
-                    break;
-                }
+    });
+}
+
+/// Kills the repair of damaged copies of an image after each of its writes, and repairs what is left.
+fn kill_and_repair(image: &Image, mem: &MemImage, regions: &[mutate::Region], engine: Kind) {
+    let (kind, threads) = engine;
+    let copy = image.dir().join(format!("damaged-{kind}-{threads}"));
+    let mut kills = 0;
+    for seed in [1, 2, 3] {
+        let mut random = Random(seed);
+        let mut damaged = mem.clone();
+        let what: Vec<String> = (0..3)
+            .map(|_| mutate::damage(&mut damaged, regions, &mut random))
+            .collect();
+        for writes in 1.. {
+            let _ = fs::remove_file(&copy);
+            let from = image.path();
+            let args = [
+                "--sparse=always".as_ref(),
+                from.as_os_str(),
+                copy.as_os_str(),
+            ];
+            run::<&OsStr>("cp", &args);
+            damages::write_regions(&copy, &damaged, regions);
+            let whole = killed_after(&copy, engine, writes).success();
+            if !whole {
+                kills += 1;
+                assert!(killed_after(&copy, engine, usize::MAX).success());
+            }
+            assert_eq!(
+                findings(&copy),
+                Vec::<String>::new(),
+                "{what:?}, {kind} with {threads} threads, {writes} writes"
+            );
+            let theirs = ["-n".as_ref(), "-f".as_ref(), copy.as_os_str()];
+            run::<&OsStr>("xfs_repair", &theirs);
+            if whole {
+                break;
             }
         }
-        eprintln!("{kind} with {threads} threads: killed {kills} times");
-        assert!(kills > 3, "{kind} with {threads} threads: {kills}");
     }
+    eprintln!("{kind} with {threads} threads: killed {kills} times");
+    assert!(kills > 3, "{kind} with {threads} threads: {kills}");
 }

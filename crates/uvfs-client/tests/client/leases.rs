@@ -230,7 +230,7 @@ fn times() -> (usize, Duration) {
     if full() {
         (20_000, Duration::from_secs(30))
     } else {
-        (1_000, Duration::from_secs(3))
+        (400, Duration::from_secs(1))
     }
 }
 

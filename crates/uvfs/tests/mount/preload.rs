@@ -231,9 +231,11 @@ fn fsx() {
                 posix_fallocate = 5\npunch_hole = 5\nsendfile = 5\nposix_fadvise = 1\n\
                 copy_file_range = 5\n";
     fs::write(&configuration, text).unwrap();
-    let script = r#"exec "$1" -q -N 20000 -S 11 -P "$2" -f "$3" "$4""#;
+    let operations = if full() { 20_000 } else { 2_000 };
+    let script = r#"exec "$1" -q -N "$5" -S 11 -P "$2" -f "$3" "$4""#;
     let (tool, scratch, file) = (tool("fsx"), served.scratch.path(""), served.at("file"));
-    let args: [&Path; 4] = [&tool, &scratch, &configuration, &file];
+    let operations = operations.to_string();
+    let args: [&Path; 5] = [&tool, &scratch, &configuration, &file, operations.as_ref()];
     let mut command = under(How::Eager, script, &args);
     let outcome = served.mount.run_within(LATER, &mut command);
     assert!(

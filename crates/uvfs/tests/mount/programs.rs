@@ -283,7 +283,7 @@ fn forget_cargo(command: &mut Command) {
 const BUILD: &str = r#"
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 git clone -q --no-hardlinks "$1" "$2/clone"; cd "$2/clone"; shift 2
-export CARGO_TARGET_DIR=$PWD/target CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+export CARGO_TARGET_DIR=$PWD/target CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0
 cargo test --offline "$@" 2>"$CARGO_TARGET_DIR.log" || { cat "$CARGO_TARGET_DIR.log" >&2; exit 1; }
 # Nothing has changed: cargo goes by the files' times.
 cargo test --offline --no-run "$@" 2>&1 | sed -n 's/.*Compiling/again:/p'

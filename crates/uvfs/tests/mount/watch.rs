@@ -26,11 +26,11 @@ pub use races::races;
 /// A change that was not seen by then never will be.
 const SEEN: Duration = Duration::from_secs(5);
 
-/// Host file systems that are watched, and how many changes are made on each.
-const KINDS: [(&str, Transport, usize); 3] = [
-    ("tmpfs", Transport::Uring, 4000),
-    ("ext4", Transport::Dev, 3000),
-    ("xfs", Transport::Uring, 3000),
+/// Host file systems that are watched.
+const KINDS: [(&str, Transport); 3] = [
+    ("tmpfs", Transport::Uring),
+    ("ext4", Transport::Dev),
+    ("xfs", Transport::Uring),
 ];
 
 /// A source of a kind, and where it is mounted.

@@ -356,32 +356,39 @@ fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
     shared.compare_with_host();
 }
 
+/// Each seed on a source in memory and on one on a disk, side by side: they mostly wait.
 fn one_file(option: &str) {
     let (seeds, rounds) = if full() { (12, 200) } else { (2, 40) };
     for transport in transports() {
         if !can(transport) {
             continue;
         }
-        for (seed, on_disk) in (0..seeds).flat_map(|seed| [(seed, false), (seed, true)]) {
-            let serve = Serve::over(transport).option(option);
-            let served = match on_disk {
-                false => Served::new(&serve),
-                true if !has(&[Need::Program("mkfs.ext4")]) => continue,
-                true => {
-                    let scratch = Scratch::new();
-                    let source = scratch.ext4("source");
-                    let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
-                    Served {
-                        mount,
-                        source,
-                        scratch,
-                    }
+        std::thread::scope(|scope| {
+            for (seed, on_disk) in (0..seeds).flat_map(|seed| [(seed, false), (seed, true)]) {
+                let serve = Serve::over(transport).option(option);
+                if on_disk && !has(&[Need::Program("mkfs.ext4")]) {
+                    continue;
                 }
-            };
-            everybody_sees_one_file(&served, 2 * seed + 1, rounds);
-            assert_eq!(backed(&served.mount) > 0, option != "nopassthrough");
-            served.mount.unmount().ok();
-        }
+                scope.spawn(move || {
+                    let served = match on_disk {
+                        false => Served::new(&serve),
+                        true => {
+                            let scratch = Scratch::new();
+                            let source = scratch.ext4("source");
+                            let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
+                            Served {
+                                mount,
+                                source,
+                                scratch,
+                            }
+                        }
+                    };
+                    everybody_sees_one_file(&served, 2 * seed + 1, rounds);
+                    assert_eq!(backed(&served.mount) > 0, option != "nopassthrough");
+                    served.mount.unmount().ok();
+                });
+            }
+        });
     }
 }
 

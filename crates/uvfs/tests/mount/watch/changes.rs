@@ -293,10 +293,12 @@ pub fn host_changes(mount: &Path, host: &str) -> String {
     )
 }
 
-pub fn changes_are_seen((kind, transport, count): (&str, Transport, usize)) {
+pub fn changes_are_seen((kind, transport): (&str, Transport)) {
     if !needs(kind, transport) {
         return;
     }
+    // Of each kind of change that many.
+    let count = CHANGES.len() * if full() { 200 } else { 50 };
     let scratch = Scratch::new();
     let source = source(&scratch, kind);
     plant(&source);
