@@ -196,7 +196,8 @@ fn attributes_are_right_while_the_kernel_writes() {
             let served = Served::new(&Serve::over(transport).option(option));
             let report = served.scratch.path("report");
             let source = served.source.to_str().expect("a name");
-            let mut child = crate::child::call("backed_work", &served.mount.at, source, &report);
+            let mut child =
+                crate::own_process::call("backed_work", &served.mount.at, source, &report);
             served.mount.run_within(LATER, &mut child).ok();
             assert_eq!(fs::read_to_string(report).expect("a report"), "ok");
             served.mount.unmount().ok();

@@ -22,8 +22,8 @@ use uvfs_client::{
 };
 use uvfs_queue::arena::Arena;
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 pub use names::{names, random_names};
 
 const CONFIG: Config = Config {
@@ -319,7 +319,7 @@ fn in_child(served: &Served, function: &str, argument: &str, user: Option<u32>) 
     fs::create_dir_all(&reports).unwrap();
     fs::set_permissions(&reports, fs::Permissions::from_mode(0o777)).unwrap();
     let report = reports.join(function);
-    let mut command = child::call(function, &served.mount.at, argument, &report);
+    let mut command = own_process::call(function, &served.mount.at, argument, &report);
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
@@ -475,7 +475,7 @@ fn clients_end_with_the_mount() {
         let mut served = Served::new(&Serve::for_clients(Transport::Dev));
         let (report, ready) = (served.scratch.path("report"), served.scratch.path("ready"));
         let at = served.mount.at.clone();
-        let mut client = Running::start(&mut child::call(
+        let mut client = Running::start(&mut own_process::call(
             "until_the_end",
             &at,
             ready.to_str().unwrap(),
@@ -514,7 +514,7 @@ fn clients_of_a_mount_find_the_next_one() {
         fs::set_permissions(&flags, fs::Permissions::from_mode(0o777)).unwrap();
         let (report, at) = (flags.join("report"), served.mount.at.clone());
         let name = flags.to_str().unwrap();
-        let mut command = child::call("until_it_is_back", &at, name, &report);
+        let mut command = own_process::call("until_it_is_back", &at, name, &report);
         if guest {
             command.uid(54321).gid(54321);
         }
@@ -567,7 +567,7 @@ fn a_mount_that_writes_back_gives_no_tokens() {
     }
     let served = Served::new(&Serve::for_clients(Transport::Dev).option("writeback"));
     let report = served.scratch.path("report");
-    let mut command = child::call("refused", &served.mount.at, "", &report);
+    let mut command = own_process::call("refused", &served.mount.at, "", &report);
     served.mount.run(&mut command).ok();
     let expected = libc::EOPNOTSUPP.to_string();
     assert_eq!(fs::read_to_string(report).unwrap(), expected);

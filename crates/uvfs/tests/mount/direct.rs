@@ -18,8 +18,8 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use rustix::process::Signal;
 use uvfs_client::{Client, Config, File as ClientFile, Flags, OpenOptions, Server, Token};
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 use crate::preload::{How, under};
 pub use agreement::worker;
 
@@ -206,7 +206,7 @@ fn no_open_fails() {
                 let seed = seed.to_string();
                 let at = &served.mount.at;
                 (
-                    Running::start(&mut child::call("direct_opener", at, &seed, &report)),
+                    Running::start(&mut own_process::call("direct_opener", at, &seed, &report)),
                     report,
                 )
             };
@@ -356,7 +356,7 @@ fn nobody_has_leases_of_what_is_the_kernels() {
         if can(transport) {
             let served = Served::new(&Serve::over(transport));
             let report = served.scratch.path("report");
-            let mut command = child::call("direct_leases", &served.mount.at, "", &report);
+            let mut command = own_process::call("direct_leases", &served.mount.at, "", &report);
             served.mount.run(&mut command).ok();
             assert_eq!(fs::read_to_string(report).unwrap(), "ok");
             served.mount.unmount().ok();
@@ -446,7 +446,12 @@ fn a_killed_server_leaves_a_dead_mount() {
         let (report, flag) = (served.scratch.path("report"), served.scratch.dir("flag"));
         let at = served.mount.at.clone();
         let argument = flag.to_str().unwrap().to_owned();
-        let mut holder = Running::start(&mut child::call("direct_holder", &at, &argument, &report));
+        let mut holder = Running::start(&mut own_process::call(
+            "direct_holder",
+            &at,
+            &argument,
+            &report,
+        ));
         wait_for("the file to be open", || flag.join("ready").exists());
         assert_eq!(backed(&served.mount), 1);
         served.mount.expect_gone();

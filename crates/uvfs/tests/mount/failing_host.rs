@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use uvfs_server::layers::{Faults, Opcode};
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 use crate::preload::{How, served_any, uvfs_run};
 
 /// The transport of tests that are about something else.
@@ -416,7 +416,7 @@ fn failing_host(option: &str, most: usize) -> (Served, Running) {
     let (source, most) = (scratch.dir("source"), most.to_string());
     // It outlives the directory.
     let report = Path::new("/dev/null");
-    let host = Running::start(&mut child::call("failing", &source, &most, report));
+    let host = Running::start(&mut own_process::call("failing", &source, &most, report));
     wait_for("the failing file system", || mounted(&source).is_some());
     let serve = Serve::for_clients(ANY).option(option);
     let mount = Mount::new(&serve, &source, &scratch.dir("mount"));

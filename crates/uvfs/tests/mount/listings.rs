@@ -93,7 +93,7 @@ fn changes_show(transport: Transport) {
     }
     let scratch = Scratch::new();
     let report = scratch.path("report");
-    let mut child = crate::child::call("while_changed", &served.mount.at, "", &report);
+    let mut child = crate::own_process::call("while_changed", &served.mount.at, "", &report);
     served.mount.run(&mut child).ok();
     assert_eq!(fs::read_to_string(report).unwrap(), "good");
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Timespec, Timestamps};
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 const PROGRAMS: &[&str] = &["mount", "findmnt", "setpriv", "unshare", "fusermount3"];
 
@@ -240,14 +240,14 @@ fn access_times_by_the_rules_of_the_mount() {
         let mut expected = Vec::new();
         for (name, flags) in RULES {
             mount_remount(&bound, MountFlags::BIND | *flags, "").unwrap();
-            run(&mut child::call("access_times", &bound, "", &report)).ok();
+            run(&mut own_process::call("access_times", &bound, "", &report)).ok();
             expected.push((name, flags, fs::read_to_string(&report).unwrap()));
         }
         rustix::mount::unmount(&bound, rustix::mount::UnmountFlags::empty()).unwrap();
         for option in ["", "passthrough=all", "nopassthrough"] {
             let compare = |mount: &Mount, rule: &str, how: &str, expected: &str| {
                 mount
-                    .run(&mut child::call("access_times", &at, "", &report))
+                    .run(&mut own_process::call("access_times", &at, "", &report))
                     .ok();
                 let got = fs::read_to_string(&report).unwrap();
                 let mut differences = String::new();

@@ -1,6 +1,8 @@
 //! The same calls by three users on files of several kinds, on the host's directory and on the mount:
 //! what each call gives, and what it leaves behind. docs/differences.md lists what differs, and why.
 
+pub mod calls;
+
 use std::fmt::Write;
 use std::fs;
 use std::io::Read;
@@ -13,12 +15,12 @@ use rustix::fs::{
     Timestamps, Uid, XattrFlags,
 };
 
-use crate::calls::{
+use crate::harness::*;
+use crate::outcomes::calls::{
     ACCESS_ACL, Aligned, CALLS, Call, DEFAULT_ACL, GROUP, Place, acl_of, allocate, cut, open,
 };
-use crate::child;
-use crate::harness::*;
-use crate::scenes::as_user;
+use crate::own_process;
+use crate::semantics::scenes::as_user;
 
 const OWNER: u32 = 1000;
 pub const STRANGER: u32 = 2000;
@@ -337,7 +339,13 @@ fn set_user_id_programs_that_are_written_to() {
     let scratch = Scratch::new();
     let (source, at) = (scratch.tmpfs("source", "64m"), scratch.dir("mount"));
     let report = scratch.path("report");
-    run(&mut child::call("executed_after", &source, "", &report)).ok();
+    run(&mut own_process::call(
+        "executed_after",
+        &source,
+        "",
+        &report,
+    ))
+    .ok();
     let host = fs::read_to_string(&report).unwrap();
     assert!(
         host.contains("nothing: 0\n") && host.contains("write: 2000\n"),
@@ -354,7 +362,7 @@ fn set_user_id_programs_that_are_written_to() {
         let serve = Serve::over(Transport::Dev).option("suid").option(option);
         let mount = Mount::new(&serve, &source, &at);
         mount
-            .run(&mut child::call("executed_after", &at, "", &report))
+            .run(&mut own_process::call("executed_after", &at, "", &report))
             .ok();
         mount.unmount();
         assert_eq!(fs::read_to_string(&report).unwrap(), host, "{option}");
@@ -380,7 +388,11 @@ fn same_as_the_host(transport: Transport, kind: &str, options: &[&str]) {
         "tmpfs" => scratch.tmpfs("source", "256m"),
         _ => scratch.image("source", kind),
     };
-    run_within(LATER, &mut child::call("outcomes", &source, "", &report)).ok();
+    run_within(
+        LATER,
+        &mut own_process::call("outcomes", &source, "", &report),
+    )
+    .ok();
     let host = fs::read_to_string(&report).unwrap();
     assert!(host.lines().count() > 10_000, "{}", host.lines().count());
     let mut differences = Vec::new();
@@ -388,7 +400,7 @@ fn same_as_the_host(transport: Transport, kind: &str, options: &[&str]) {
     for option in &options[..count] {
         let mount = Mount::new(&Serve::over(transport).option(option), &source, &at);
         mount
-            .run_within(LATER, &mut child::call("outcomes", &at, "", &report))
+            .run_within(LATER, &mut own_process::call("outcomes", &at, "", &report))
             .ok();
         mount.unmount();
         let through = fs::read_to_string(&report).unwrap();

@@ -10,8 +10,8 @@ use std::path::Path;
 use rustix::fs::{Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 /// Files that a program makes.
 const FILES: u32 = 100;
@@ -113,7 +113,7 @@ fn programs_cost_few_requests(transport: Transport) {
         let served = Served::new(&serve);
         let report = served.scratch.path("report");
         let before = counts(&served.mount);
-        let mut make = child::call("make_files", &served.mount.at, program, &report);
+        let mut make = own_process::call("make_files", &served.mount.at, program, &report);
         served.mount.run(&mut make).ok();
         let after = counts(&served.mount);
         for (kind, count) in after {
@@ -258,7 +258,7 @@ fn writers_and_readers_of_all_kinds_agree() {
                 let (report, host) = (scratch.path("report"), source.join("file"));
                 let host = host.to_str().unwrap();
                 mount
-                    .run(&mut child::call("beside", &at, host, &report))
+                    .run(&mut own_process::call("beside", &at, host, &report))
                     .ok();
                 mount.unmount().ok();
             }

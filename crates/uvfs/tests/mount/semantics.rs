@@ -1,12 +1,14 @@
-//! The scenes of system calls in [`crate::scenes`], on the host's file system and through the
+//! The scenes of system calls in [`scenes`], on the host's file system and through the
 //! mount, compared result by result.
+
+pub mod scenes;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 /// Results that may differ: the start of the step's name, where (the host's file system, or an
 /// option of the mount; empty for everywhere), and why.
@@ -63,7 +65,7 @@ fn steps(report: &str) -> BTreeMap<&str, &str> {
 
 fn play(dir: &Path, which: &str, scratch: &Scratch, mount: Option<&Mount>) -> String {
     let report = scratch.path("report");
-    let mut scenes = child::call("scenes", dir, which, &report);
+    let mut scenes = own_process::call("scenes", dir, which, &report);
     let outcome = match mount {
         Some(mount) => mount.run(&mut scenes),
         None => run(&mut scenes),

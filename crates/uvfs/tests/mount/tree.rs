@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 const DESCRIPTORS: u32 = 256;
 const DIRECTORIES: usize = 100;
@@ -25,7 +25,7 @@ fn walked_under_a_descriptor_limit(transport: Transport) {
         }
     }
     let report = served.scratch.path("report");
-    let mut walk = child::call("walk", &served.mount.at, "", &report);
+    let mut walk = own_process::call("walk", &served.mount.at, "", &report);
     served.mount.run_within(LATER, &mut walk).ok();
     let expected = (DIRECTORIES * FILES).to_string();
     assert_eq!(

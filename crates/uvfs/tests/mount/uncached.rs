@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use rustix::io::ReadWriteFlags;
 use uvfs_io::ops::cached_bytes;
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 const MIB: usize = 1 << 20;
 /// Several times what the server lets the kernel keep.
@@ -68,7 +68,7 @@ fn nothing_stays(transport: Transport, option: &str) {
     let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
     let report = scratch.path("report");
     mount
-        .run(&mut child::call("stream", &mount.at, "", &report))
+        .run(&mut own_process::call("stream", &mount.at, "", &report))
         .ok();
     let host = File::open(source.join("stream")).unwrap();
     if can_drop_behind(&host) {

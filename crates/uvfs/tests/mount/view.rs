@@ -142,7 +142,8 @@ fn sizes_grow_with_what_the_host_and_clients_write() {
             for who in ["host", "client"] {
                 let report = served.scratch.path("report");
                 let argument = format!("{who} {}", served.source.display());
-                let mut child = crate::child::call("grown", &served.mount.at, &argument, &report);
+                let mut child =
+                    crate::own_process::call("grown", &served.mount.at, &argument, &report);
                 served.mount.run(&mut child).ok();
             }
         }
@@ -269,7 +270,7 @@ fn readers_see_what_a_direct_writer_has_written() {
             let served = Served::new(&Serve::over(transport).option(options));
             let report = served.scratch.path("report");
             let at = &served.mount.at;
-            let mut child = crate::child::call("beside_direct_writer", at, rounds, &report);
+            let mut child = crate::own_process::call("beside_direct_writer", at, rounds, &report);
             served.mount.run(&mut child).ok();
         }
     }

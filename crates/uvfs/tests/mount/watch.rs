@@ -62,7 +62,7 @@ fn stats(mount: &Mount) -> serde_json::Value {
 fn play(function: &str, mount: &Mount, source: &Path, scratch: &Scratch) -> String {
     let report = scratch.path(function);
     let source = source.to_str().expect("a name");
-    let mut child = crate::child::call(function, &mount.at, source, &report);
+    let mut child = crate::own_process::call(function, &mount.at, source, &report);
     mount.run_within(LATER, &mut child).ok();
     fs::read_to_string(report).expect("a report")
 }

@@ -156,7 +156,7 @@ impl Worker {
         let listener = UnixListener::bind(&path).unwrap();
         let report = served.scratch.path(&format!("{name}.report"));
         let at = &served.mount.at;
-        let mut command = child::call("direct_worker", at, path.to_str().unwrap(), &report);
+        let mut command = own_process::call("direct_worker", at, path.to_str().unwrap(), &report);
         let running = Running::start(&mut command);
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();

@@ -11,8 +11,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use uvfs_client::{Client, Config, Flags, Server, Token};
 
 use super::ANY;
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 
 /// Takes a write lease of a file of its own, and waits to be stopped.
 pub fn leaseholder(dir: &Path, ready: &str) -> String {
@@ -32,7 +32,7 @@ fn stopped_leaseholder(served: &Served) -> Running {
     let (report, ready) = (served.scratch.path("holder"), served.scratch.path("holds"));
     let argument = ready.to_str().unwrap();
     let at = &served.mount.at;
-    let holder = Running::start(&mut child::call("leaseholder", at, argument, &report));
+    let holder = Running::start(&mut own_process::call("leaseholder", at, argument, &report));
     wait_for("the lease", || ready.exists());
     holder.signal(Signal::STOP);
     assert_eq!(fs::read(served.source.join("held")).unwrap(), b"");
@@ -66,7 +66,7 @@ fn a_crowd_that_waits_for_a_lease_stops_nobody_else() {
         let served = Served::new(&Serve::over(transport).option("nopassthrough"));
         let mut holder = stopped_leaseholder(&served);
         let report = served.scratch.path("crowd");
-        let command = &mut child::call("crowd", &served.mount.at, "held", &report);
+        let command = &mut own_process::call("crowd", &served.mount.at, "held", &report);
         served.mount.run(command).ok();
         let waited: u64 = fs::read_to_string(report).unwrap().parse().unwrap();
         println!("{transport:?}: {waited} ms");
@@ -102,7 +102,7 @@ fn killed_caller_ends(transport: Transport) -> bool {
         let _ = fs::remove_file(&ready);
         let argument = ready.to_str().unwrap();
         let at = &served.mount.at;
-        let caller = Running::start(&mut child::call("signalled", at, argument, &report));
+        let caller = Running::start(&mut own_process::call("signalled", at, argument, &report));
         wait_for("the caller", || ready.exists());
         std::thread::sleep(Duration::from_millis(100));
         (caller, report)

@@ -13,8 +13,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use uvfs_queue::attach;
 
 use super::ANY;
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 use crate::preload::{How, served_any, uvfs_run};
 
 /// The library's waits have an end, after which the kernel has the files of a server that answers nothing. The
@@ -85,7 +85,7 @@ fn a_hung_mount_below_the_source_stops_nobody_else() {
         assert_eq!(seen, "one1\n4\n1\nd\nf\n");
         hung.server.signal(Signal::STOP);
         let report = served.scratch.path("crowd");
-        let crowd = &mut child::call("crowd", &served.mount.at, "below/#", &report);
+        let crowd = &mut own_process::call("crowd", &served.mount.at, "below/#", &report);
         let mut crowd = Running::start(crowd);
         let outcome = crowd.wait(Duration::from_secs(40));
         if outcome.is_none() {
@@ -184,7 +184,8 @@ fn calls_on_open_files_of_a_hung_mount_stop_nobody_else() {
         let mut hung = Mount::new(&serve, &other, &below);
         let (signs, report) = (served.scratch.dir("signs"), served.scratch.path("crowd"));
         let argument = format!("{kind} {}", signs.display());
-        let crowd = &mut child::call("crowd_of_open_files", &served.mount.at, &argument, &report);
+        let crowd =
+            &mut own_process::call("crowd_of_open_files", &served.mount.at, &argument, &report);
         let mut crowd = Running::start(crowd);
         wait_for("the files to be open", || signs.join("open").exists());
         hung.server.signal(Signal::STOP);
@@ -250,7 +251,7 @@ fn descriptors_that_cannot_be_closed_stop_nobody() {
     .ok();
     let (flags, report) = (served.scratch.dir("flags"), served.scratch.path("report"));
     let argument = format!("{} {}", socket.trim_end_matches('\0'), flags.display());
-    let call = &mut child::call("attach_with_hung_files", &hung.at, &argument, &report);
+    let call = &mut own_process::call("attach_with_hung_files", &hung.at, &argument, &report);
     let mut hostile = Running::start(call);
     wait_for("the file", || flags.join("open").exists());
     hung.server.signal(Signal::STOP);

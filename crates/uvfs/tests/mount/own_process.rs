@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, failing_host, hostile, listings, mount8, outcomes, requests,
-    scenes, torture, tree, uncached, view, watch,
+    backed, clients, direct, failing_host, full_disk, hostile, kill_9, listings, lock_waiters,
+    mount8, outcomes, removed_on_the_host, requests, semantics, tree, uncached, view, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
 
 const FUNCTIONS: &[(&str, Function)] = &[
-    ("scenes", scenes::play),
+    ("scenes", semantics::scenes::play),
     ("walk", tree::walk),
-    ("lock_waiters", bad_days::lock_waiters),
-    ("fill", bad_days::fill),
+    ("lock_waiters", lock_waiters::lock_waiters),
+    ("fill", full_disk::fill),
     ("while_changed", listings::while_changed),
-    ("hold_and_read", bad_days::hold_and_read),
+    ("hold_and_read", removed_on_the_host::hold_and_read),
     ("one_file", clients::one_file),
     ("names", clients::names),
     ("random_names", clients::random_names),
@@ -45,7 +45,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("access_times", mount8::access_times),
     ("outcomes", outcomes::all),
     ("executed_after", outcomes::executed_after),
-    ("torture", torture::load),
+    ("kill_9", kill_9::load),
     ("failing", failing_host::failing),
     ("leaseholder", hostile::leaseholder),
     ("crowd", hostile::crowd),
@@ -60,7 +60,12 @@ const FUNCTIONS: &[(&str, Function)] = &[
 pub fn call(function: &str, dir: &Path, argument: &str, report: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
-        .args(["--exact", "child::entry", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "own_process::entry",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env("RUST_BACKTRACE", "0")
         .env("UVFS_TEST_CHILD", function)
         .env("UVFS_TEST_CHILD_DIR", dir)

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::child;
 use crate::harness::*;
+use crate::own_process;
 use crate::preload::{How, uvfs_run};
 
 /// Rounds of each of the twelve kinds, and with `UVFS_TEST_FULL=1`: a thousand in all.
@@ -432,7 +432,7 @@ fn round(transport: Transport, under_run: bool, killed: Killed, seed: u64) -> us
     let report = served.scratch.path("report");
     let goes_on = under_run && killed == Killed::Server;
     let argument = format!("{} {} {seed} {goes_on}", notes.display(), stop.display());
-    let plain = child::call("torture", &served.mount.at, &argument, &report);
+    let plain = own_process::call("kill_9", &served.mount.at, &argument, &report);
     let mut command = match under_run {
         false => plain,
         true => under(plain),

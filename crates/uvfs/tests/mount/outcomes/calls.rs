@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use crate::outcomes::{SIZE, STRANGER};
-use crate::scenes::acl;
+use crate::semantics::scenes::acl;
 
 pub type Result<T = i64> = std::result::Result<T, Errno>;
 
