@@ -50,13 +50,13 @@ fn mounted_like_the_kernel(transport: Transport) {
 
 /// A mounted image shows the files of the kernel's mount of it.
 #[test]
-fn dev() {
+fn a_mounted_image_is_like_the_kernels_over_dev() {
     mounted_like_the_kernel(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn a_mounted_image_is_like_the_kernels_over_uring() {
     mounted_like_the_kernel(Transport::Uring);
 }
 

@@ -57,37 +57,37 @@ fn exercise(transport: Transport, option: &str) {
 
 /// A random mix of writes, truncations, holes and mappings reads back what was written.
 #[test]
-fn dev() {
+fn reads_back_over_dev() {
     exercise(Transport::Dev, "");
 }
 
 /// The same with the kernel's own writeback.
 #[test]
-fn dev_writeback() {
+fn reads_back_over_dev_with_writeback() {
     exercise(Transport::Dev, "writeback");
 }
 
 /// The same where the kernel reads and writes by itself.
 #[test]
-fn dev_passthrough() {
+fn reads_back_over_dev_with_passthrough() {
     passthrough(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn reads_back_over_uring() {
     exercise(Transport::Uring, "");
 }
 
 /// The same over io_uring, with the kernel's own writeback.
 #[test]
-fn uring_writeback() {
+fn reads_back_over_uring_with_writeback() {
     exercise(Transport::Uring, "writeback");
 }
 
 /// The same over io_uring, where the kernel reads and writes by itself.
 #[test]
-fn uring_passthrough() {
+fn reads_back_over_uring_with_passthrough() {
     passthrough(Transport::Uring);
 }
 

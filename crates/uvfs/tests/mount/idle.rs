@@ -19,7 +19,7 @@ fn sleeps(pid: u32) -> Option<u64> {
     tasks.map(one).sum()
 }
 
-fn idle_threads_sleep(transport: Transport) {
+fn threads_sleep(transport: Transport) {
     if !has(&[Need::Mount(transport)]) {
         return;
     }
@@ -40,12 +40,12 @@ fn idle_threads_sleep(transport: Transport) {
 
 /// The threads of an idle server sleep: in a second they wake up three times at most, all together.
 #[test]
-fn idle_threads_sleep_dev() {
-    idle_threads_sleep(Transport::Dev);
+fn threads_sleep_over_dev() {
+    threads_sleep(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn idle_threads_sleep_uring() {
-    idle_threads_sleep(Transport::Uring);
+fn threads_sleep_over_uring() {
+    threads_sleep(Transport::Uring);
 }

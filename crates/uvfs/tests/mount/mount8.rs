@@ -73,7 +73,7 @@ fn an_automount_is_mounted_by_the_automounters_process_group() {
 
 /// Options of mount(8) are accepted, and mountinfo shows them.
 #[test]
-fn words() {
+fn options_of_mount8_are_accepted() {
     same("words", 50);
 }
 
@@ -91,13 +91,13 @@ fn set_user_id_and_devices() {
 
 /// df(1) shows the sizes of the source.
 #[test]
-fn sizes() {
+fn df_shows_the_sizes_of_the_source() {
     same("sizes", 3);
 }
 
 /// A user can mount what fstab allows him, and nothing else.
 #[test]
-fn by_a_user() {
+fn a_user_mounts_what_fstab_allows() {
     same("user", 2);
 }
 

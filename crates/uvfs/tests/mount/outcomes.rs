@@ -425,18 +425,18 @@ fn same_as_the_host(transport: Transport, kind: &str, options: &[&str]) {
 
 /// Every call gives the result, and leaves the state, that it does on the tmpfs below.
 #[test]
-fn tmpfs() {
+fn same_as_on_tmpfs() {
     same_as_the_host(Transport::Uring, "tmpfs", &["", "passthrough=all"]);
 }
 
 /// The same on ext4.
 #[test]
-fn ext4() {
+fn same_as_on_ext4() {
     same_as_the_host(Transport::Uring, "ext4", &["", "nopassthrough"]);
 }
 
 /// The same on XFS.
 #[test]
-fn xfs() {
+fn same_as_on_xfs() {
     same_as_the_host(Transport::Dev, "xfs", &["", "passthrough=direct"]);
 }

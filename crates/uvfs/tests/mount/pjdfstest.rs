@@ -136,13 +136,13 @@ fn passes_what_the_host_passes(transport: Transport) {
 
 /// The mount keeps POSIX where pjdfstest looks.
 #[test]
-fn dev() {
+fn passes_over_dev() {
     passes_what_the_host_passes(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn passes_over_uring() {
     passes_what_the_host_passes(Transport::Uring);
 }
 

@@ -219,7 +219,7 @@ fn builds_and_copies() {
 
 /// A random mix of calls reads back what was written under `uvfs run`.
 #[test]
-fn fsx() {
+fn fsx_reads_back() {
     if !can() || !has(&[Need::Tool("fsx")]) {
         return;
     }

@@ -437,13 +437,13 @@ fn bonnie_runs(transport: Transport) {
 
 macro_rules! over_both {
     ($($name:ident)*) => {
-        mod dev {
+        mod over_dev {
             $(#[test]
             fn $name() {
                 super::$name(super::Transport::Dev);
             })*
         }
-        mod uring {
+        mod over_uring {
             $(#[test]
             fn $name() {
                 super::$name(super::Transport::Uring);

@@ -120,7 +120,7 @@ fn threads_and_forks() {
 
 /// Programs that walk, copy and remove trees do the same under `uvfs run`.
 #[test]
-fn trees() {
+fn programs_walk_and_copy_trees() {
     let programs = [
         "rsync", "tar", "find", "git", "setfacl", "getfacl", "python3",
     ];
@@ -202,7 +202,7 @@ fn databases_are_killed() {
 
 /// bonnie++ passes under `uvfs run`.
 #[test]
-fn bonnie() {
+fn bonnie_passes() {
     if !can() || !has(&[Need::Program("bonnie++")]) {
         return;
     }

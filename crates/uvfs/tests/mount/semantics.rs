@@ -154,19 +154,19 @@ fn same_as_the_host(transport: Transport) {
 
 /// A call's error, size, mode and contents are those of a kernel file system.
 #[test]
-fn dev() {
+fn same_as_the_host_over_dev() {
     same_as_the_host(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn same_as_the_host_over_uring() {
     same_as_the_host(Transport::Uring);
 }
 
 /// On a mount that only its owner may use the kernel checks no permissions: the server does, or they are not checked.
 #[test]
-fn alone() {
+fn permissions_on_a_mount_for_its_owner_alone() {
     for transport in transports() {
         let scratch = Scratch::new();
         let source = scratch.tmpfs("tmpfs", "256m");

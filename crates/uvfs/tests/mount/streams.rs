@@ -57,12 +57,12 @@ fn streams_and_small_requests_mix(transport: Transport) {
 
 /// Streams of several programs neither lose nor mix up data.
 #[test]
-fn dev() {
+fn streams_and_small_requests_mix_over_dev() {
     streams_and_small_requests_mix(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn streams_and_small_requests_mix_over_uring() {
     streams_and_small_requests_mix(Transport::Uring);
 }

@@ -60,12 +60,12 @@ fn walk_once(root: &Path) -> usize {
 
 /// A large tree is found again as it was made.
 #[test]
-fn dev() {
+fn walked_under_a_descriptor_limit_over_dev() {
     walked_under_a_descriptor_limit(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn walked_under_a_descriptor_limit_over_uring() {
     walked_under_a_descriptor_limit(Transport::Uring);
 }

@@ -154,13 +154,13 @@ fn serves_its_user(transport: Transport) {
 
 /// A user without privileges can mount, and gets none of root's.
 #[test]
-fn dev() {
+fn a_user_mounts_over_dev() {
     serves_its_user(Transport::Dev);
 }
 
 /// The same over io_uring.
 #[test]
-fn uring() {
+fn a_user_mounts_over_uring() {
     serves_its_user(Transport::Uring);
 }
 
