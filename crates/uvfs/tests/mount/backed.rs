@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 use crate::harness::*;
 
 const PAGE: usize = 4096;
-/// A change that was not seen by then never will be.
-const SEEN: Duration = Duration::from_secs(5);
 
 fn figure(mount: &Mount, name: &str) -> u64 {
     let stats = mount.run(uvfs().args(["stats", "--json"]).arg(&mount.at));

@@ -35,6 +35,8 @@ pub use uvfs_testing::full;
 
 /// For everything that should take seconds: generous, as the machine may be loaded.
 pub const SOON: Duration = Duration::from_secs(90);
+/// A change of the host's that a mount did not show by then is never shown.
+pub const SEEN: Duration = Duration::from_secs(20);
 /// For what takes a minute or so by itself.
 pub const LATER: Duration = Duration::from_secs(420);
 

@@ -23,9 +23,6 @@ use changes::plant;
 use races::agree;
 pub use races::races;
 
-/// A change that was not seen by then never will be.
-const SEEN: Duration = Duration::from_secs(5);
-
 /// Host file systems that are watched.
 const KINDS: [(&str, Transport); 3] = [
     ("tmpfs", Transport::Uring),
