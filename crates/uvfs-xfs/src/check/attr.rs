@@ -161,9 +161,7 @@ fn leaf(
     remote: &mut Vec<(u32, u32)>,
 ) -> Option<u32> {
     let report = ctx.report;
-    let Some((counts, entries)) = report.sound(place, attr_leaf_entries(block, crc)) else {
-        return None;
-    };
+    let (counts, entries) = report.sound(place, attr_leaf_entries(block, crc))?;
     let entries_end = attr_leaf_header_len(crc) + size_of_val(entries);
     let firstused = firstused(counts);
     if firstused > block.len() || firstused < entries_end {

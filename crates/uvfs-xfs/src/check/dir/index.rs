@@ -93,9 +93,7 @@ impl DirCheck<'_, '_> {
         if is_leaf1 && !is_root {
             report.bad(place, "a single leaf inside a tree");
         }
-        let Some((counts, entries)) = report.sound(place, dir_leaf_entries(block, crc)) else {
-            return None;
-        };
+        let (counts, entries) = report.sound(place, dir_leaf_entries(block, crc))?;
         if entries.len() > max_entries {
             let most = format!("at most {max_entries}");
             report.differ(place, "count", most, entries.len());
