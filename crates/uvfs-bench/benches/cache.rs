@@ -4,20 +4,27 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use uvfs_client::{Client, Config, Flags, OpenOptions};
-use uvfs_local::LocalStore;
+use uvfs_passthrough::{Options, Passthrough};
+use uvfs_server::{ClientLimits, InProcess, Session, SessionOptions, in_process};
 
 const PAGE: usize = 4096;
 const FILE: u64 = 64 << 20;
 
-fn client(dir: &Path, memory: usize) -> Client {
-    let config = Config {
-        memory,
-        ..Config::default()
-    };
-    Client::new(LocalStore::open(dir).expect("the directory"), config).expect("a client")
+/// A client of a directory, which a server in this process serves.
+fn client(dir: &Path, memory: usize) -> (InProcess, Client) {
+    let config = Config::default().memory(memory);
+    let fs = Passthrough::open(dir, Options::default()).expect("the directory");
+    let session = Session::unmounted(fs, SessionOptions::default()).expect("a session");
+    let (serving, socket) =
+        in_process(&Arc::new(session), ClientLimits::default()).expect("a server");
+    (
+        serving,
+        Client::new(socket.into(), config).expect("a client"),
+    )
 }
 
 fn rw() -> OpenOptions {
@@ -38,7 +45,7 @@ fn pages() -> impl Iterator<Item = u64> {
 fn hit(c: &mut Criterion, dir: &Path) {
     std::fs::write(dir.join("read"), vec![7; FILE as usize]).expect("a file");
     let native = std::fs::File::open(dir.join("read")).expect("the file");
-    let client = client(dir, FILE as usize + (64 << 20));
+    let (_serving, client) = client(dir, FILE as usize + (64 << 20));
     let file = client.open("read", rw()).expect("the file");
     let mut page = [0; PAGE];
     for at in (0..FILE).step_by(PAGE) {
@@ -76,7 +83,7 @@ fn buffered(c: &mut Criterion, dir: &Path) {
         };
         let mut at = 0;
         // A cache of half the file: clean pages have to be made all the time.
-        let client = client(dir, FILE as usize / 2);
+        let (_serving, client) = client(dir, FILE as usize / 2);
         let file = client.open("written", rw()).expect("a file");
         group.bench_function(BenchmarkId::new("client", size), |b| {
             b.iter(|| {

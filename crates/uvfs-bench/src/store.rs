@@ -5,20 +5,24 @@
 use std::ffi::CStr;
 use std::fs::File as HostFile;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
+use uvfs_client::Connection;
 use uvfs_io::ops::{self, File};
+use uvfs_passthrough::{Options, Passthrough};
 use uvfs_proto::abi::{Attr, InitFlags};
 use uvfs_server::fs::{
     Attributes, Config, Context, Entry, Errno, Handle, IoHow, Node, OFlags, OpenFlags, OpenHow,
     Opened, Payload, ROOT, Result, SessionHandle, SetAttr,
 };
 use uvfs_server::mount::{MountOptions, mount};
-use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
+use uvfs_server::{
+    ClientLimits, FileSystem, InProcess, Server, ServerOptions, Session, SessionOptions, in_process,
+};
 
 /// Nothing changes but through the mount.
 const TTL: Duration = Duration::from_secs(3600);
@@ -47,13 +51,7 @@ pub fn file_name(number: u32, latency_us: u64) -> String {
 impl StoreJob {
     /// Serves it.
     pub fn run(&self) -> io::Result<()> {
-        let data = match &self.data {
-            Some(path) => {
-                let file = HostFile::options().read(true).write(true).open(path)?;
-                Some(Arc::new(File::from(rustix::fd::OwnedFd::from(file))))
-            }
-            None => None,
-        };
+        let store = Store::new(self.data.as_deref(), self.bytes)?;
         let mount_options = MountOptions {
             name: "uvfs-bench-store".into(),
             subtype: "uvfs-bench-store".into(),
@@ -64,10 +62,6 @@ impl StoreJob {
             ..MountOptions::default()
         };
         let device = mount(&self.mountpoint, &mount_options)?.device()?;
-        let store = Store {
-            data,
-            bytes: self.bytes,
-        };
         let options = SessionOptions {
             max_write: self.piece,
             ..SessionOptions::default()
@@ -103,7 +97,33 @@ fn latency(node: Node) -> Duration {
     Duration::from_micros(node.0 & u64::from(u32::MAX))
 }
 
+/// A connection to a file system in this process, which serves it until the first value is dropped.
+fn connect(fs: impl FileSystem) -> io::Result<(InProcess, Connection)> {
+    let session = Arc::new(Session::unmounted(fs, SessionOptions::default())?);
+    let (serving, socket) = in_process(&session, ClientLimits::default())?;
+    Ok((serving, socket.into()))
+}
+
+/// A connection to a directory of the host.
+pub fn directory(path: &Path) -> io::Result<(InProcess, Connection)> {
+    connect(Passthrough::open(path, Options::default()).map_err(io::Error::other)?)
+}
+
+/// A connection to a store whose files have these contents and this size; see [`StoreJob`].
+pub fn slow(data: Option<&Path>, bytes: u64) -> io::Result<(InProcess, Connection)> {
+    connect(Store::new(data, bytes)?)
+}
+
 impl Store {
+    fn new(data: Option<&Path>, bytes: u64) -> io::Result<Self> {
+        let open = |path| HostFile::options().read(true).write(true).open(path);
+        let data = data.map(open).transpose()?;
+        Ok(Self {
+            data: data.map(|file| Arc::new(File::from(rustix::fd::OwnedFd::from(file)))),
+            bytes,
+        })
+    }
+
     fn attr(&self, node: Node) -> Attr {
         let (mode, size) = match node {
             ROOT => (libc::S_IFDIR | 0o755, 0),

@@ -2,16 +2,20 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::backend::{
-    Attr, Backend, DirEntry, Entry, FileOps, NewFile, NodeId, ROOT, SetAttr, StatFs,
-};
-use crate::cache::{Cache, Config, Handle, Inode, errno};
+use crate::types::{Attr, DirEntry, Entry, NewFile, NodeId, ROOT, SetAttr, StatFs};
+use rustix::fs::{OFlags, RenameFlags, XattrFlags};
+use rustix::io::{self, Errno};
+use uvfs_queue::arena::Arena;
+
+use crate::cache::{Cache, Config, Handle, Inode};
+use crate::connection::Connection;
+use crate::connection::pages::PageIo;
+use crate::error::{Doing, Result};
 use crate::file::{File, OpenOptions, retried};
 use crate::shared::Shared;
 use crate::stats::Stats;
@@ -25,13 +29,18 @@ const MAX_LINKS: usize = 40;
 ///
 /// ```
 /// # use uvfs_client::{Client, Config};
+/// use rustix::fs::RenameFlags;
 ///
-/// # fn main() -> std::io::Result<()> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
+/// # let fs = uvfs_passthrough::Passthrough::open(dir.path(), uvfs_passthrough::Options::default())?;
+/// # let session = uvfs_server::Session::unmounted(fs, uvfs_server::SessionOptions::default())?;
+/// # let limits = uvfs_server::ClientLimits::default();
+/// # let (_serving, socket) = uvfs_server::in_process(&std::sync::Arc::new(session), limits)?;
+/// # let client = Client::new(socket.into(), Config::default())?;
 /// client.mkdir("a", 0o755)?;
 /// client.create("a/b")?.close()?;
-/// client.rename("a/b", "c", 0)?;
+/// client.rename("a/b", "c", RenameFlags::empty())?;
 /// assert_eq!(client.readdir("a")?.len(), 0);
 /// assert_eq!(client.stat("c")?.size, 0);
 /// # Ok(())
@@ -89,35 +98,37 @@ impl Walked {
 impl Drop for Walked {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.cache.backend.files().forget(self.node, 1);
+            self.cache.server.forget(self.node, 1);
         }
     }
 }
 
 impl Client {
-    /// A client of `backend` with a cache of its own.
+    /// A client of a server, with a cache of its own.
     ///
     /// # Errors
-    /// The errors of making the arena, and of the backend taking it.
-    pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
-        let cache = Cache::new(Arc::new(backend), config)?;
-        if let Some(server) = cache.backend.shared() {
-            let weak = Arc::downgrade(&cache);
-            server.on_recall(Box::new(move |recall| {
-                if let Some(cache) = weak.upgrade() {
-                    cache.recalled(recall);
-                }
-            }));
-            let weak = Arc::downgrade(&cache);
-            let figures = move || weak.upgrade().map(|cache| cache.stats());
-            server.publish_from(Box::new(figures));
-            let weak = Arc::downgrade(&cache);
-            server.on_reattach(Box::new(move |found| {
-                if let Some(cache) = weak.upgrade() {
-                    cache.reattached(found);
-                }
-            }));
-        }
+    /// The errors of making the arena, and of attaching to the server.
+    pub fn new(connection: Connection, config: Config) -> Result<Self> {
+        Self::layered(connection, config, 0, |_, connection| connection)
+    }
+
+    /// As [`Client::new`], with a layer between the page cache and the connection: it sees each read and write of
+    /// pages, and may change, delay or answer it. For measurements and tests.
+    ///
+    /// `layer` gets the arena, and the connection to pass requests on to. Behind the cache's pages the arena has
+    /// `layer_pages` for the layer, and then [`Connection::RESERVED_PAGES`].
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn layered(
+        connection: Connection,
+        config: Config,
+        layer_pages: u32,
+        layer: impl FnOnce(&Arc<Arena>, Arc<Connection>) -> Arc<dyn PageIo>,
+    ) -> Result<Self> {
+        let cache = Cache::new(connection, config, layer_pages, layer)?;
+        let weak = Arc::downgrade(&cache);
+        cache.server.tell(weak);
         let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
@@ -128,12 +139,8 @@ impl Client {
         })))
     }
 
-    pub(crate) fn backend(&self) -> &dyn Backend {
-        &*self.0.cache.backend
-    }
-
-    fn files(&self) -> &dyn FileOps {
-        self.backend().files()
+    fn server(&self) -> &Connection {
+        &self.0.cache.server
     }
 
     pub(crate) fn cache(&self) -> &Arc<Cache> {
@@ -142,7 +149,7 @@ impl Client {
 
     /// Makes a call that does no harm when it is made twice: again when the server went and came back.
     fn retried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        retried(self.backend(), call)
+        retried(self.server(), call)
     }
 
     fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked> {
@@ -164,9 +171,9 @@ impl Client {
             let top = stack.last().expect("the root stays");
             // A path through what is no directory, not one that isn't there.
             if top.kind() != libc::S_IFDIR {
-                return Err(errno(libc::ENOTDIR));
+                return Err(Errno::NOTDIR);
             }
-            let entry = self.files().lookup(top.node, &name)?;
+            let entry = self.server().lookup(top.node, &name)?;
             let found = Walked::new(self.cache(), entry);
             if found.kind() != libc::S_IFLNK || (todo.is_empty() && !follow) {
                 stack.push(found);
@@ -174,9 +181,9 @@ impl Client {
             }
             links += 1;
             if links > MAX_LINKS {
-                return Err(errno(libc::ELOOP));
+                return Err(Errno::LOOP);
             }
-            let target = PathBuf::from(self.files().readlink(found.node)?);
+            let target = PathBuf::from(self.server().readlink(found.node)?);
             if target.is_absolute() {
                 stack.truncate(1);
             }
@@ -188,10 +195,10 @@ impl Client {
     }
 
     fn parent<'p>(&self, path: &'p Path) -> io::Result<(Walked, &'p OsStr)> {
-        let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
+        let name = path.file_name().ok_or(Errno::INVAL)?;
         let parent = self.walk(path.parent().unwrap_or(Path::new("")), true)?;
         if parent.kind() != libc::S_IFDIR {
-            return Err(errno(libc::ENOTDIR));
+            return Err(Errno::NOTDIR);
         }
         Ok((parent, name))
     }
@@ -201,7 +208,7 @@ impl Client {
         let node = found.node;
         match found.attr {
             Some(attr) => Ok(self.overlay(&Entry { node, attr })),
-            None => self.files().getattr(node),
+            None => self.server().getattr(node),
         }
     }
 
@@ -212,70 +219,117 @@ impl Client {
             match inode.known_size() {
                 Some(size) => attr.size = size,
                 // A recall may have been answered since the lookup.
-                None if self.backend().is_shared() => {
-                    return inode.current_attr().unwrap_or(attr);
-                }
-                None => {}
+                None => return inode.current_attr().unwrap_or(attr),
             }
         }
         attr
+    }
+
+    /// Makes a call on the name that a path ends with, and on its directory.
+    fn in_directory<T>(
+        &self,
+        doing: &'static str,
+        path: impl AsRef<Path>,
+        call: impl FnOnce(NodeId, &OsStr) -> io::Result<T>,
+    ) -> Result<T> {
+        let path = path.as_ref();
+        let found = self.parent(path);
+        let called = found.and_then(|(parent, name)| call(parent.node, name));
+        called.doing(doing, path)
+    }
+
+    /// As [`Client::in_directory`], where the call makes the name.
+    fn make(
+        &self,
+        path: impl AsRef<Path>,
+        call: impl FnOnce(NodeId, &OsStr) -> io::Result<Entry>,
+    ) -> Result<()> {
+        let entry = self.in_directory("making", path, call)?;
+        drop(Walked::new(self.cache(), entry));
+        Ok(())
+    }
+
+    /// Makes a call on what a path leads to. It does no harm when it is made twice.
+    fn on<T>(
+        &self,
+        doing: &'static str,
+        path: impl AsRef<Path>,
+        follow: bool,
+        mut call: impl FnMut(&Walked) -> io::Result<T>,
+    ) -> Result<T> {
+        let path = path.as_ref();
+        let called = self.retried(|| call(&self.walk_once(path, follow)?));
+        called.doing(doing, path)
+    }
+
+    /// As [`Client::on`], made once.
+    fn once_on<T>(
+        &self,
+        doing: &'static str,
+        path: impl AsRef<Path>,
+        call: impl FnOnce(&Walked) -> io::Result<T>,
+    ) -> Result<T> {
+        let path = path.as_ref();
+        let called = self.walk(path, true).and_then(|found| call(&found));
+        called.doing(doing, path)
     }
 
     /// Opens a file.
     ///
     /// # Errors
     /// `EINVAL` for options that make no sense together, `EISDIR` for a directory, and what the
-    /// backend answers.
-    pub fn open(&self, path: impl AsRef<Path>, options: OpenOptions) -> io::Result<File> {
+    /// server answers.
+    pub fn open(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
         let path = path.as_ref();
-        match options.create_new {
+        let opened = match options.create_new {
             // Made, perhaps, by the first try.
             true => self.open_once(path, &options),
             false => self.retried(|| self.open_once(path, &options)),
-        }
+        };
+        opened.doing("opening", path)
     }
 
     fn open_once(&self, path: &Path, options: &OpenOptions) -> io::Result<File> {
         let write = options.write || options.append;
         let flags = match (options.read, write) {
-            (true, false) => libc::O_RDONLY,
-            (false, true) => libc::O_WRONLY,
-            (true, true) => libc::O_RDWR,
-            (false, false) => return Err(errno(libc::EINVAL)),
+            (true, false) => OFlags::RDONLY,
+            (false, true) => OFlags::WRONLY,
+            (true, true) => OFlags::RDWR,
+            (false, false) => return Err(Errno::INVAL),
         };
         if !write && (options.truncate || options.create || options.create_new) {
-            return Err(errno(libc::EINVAL));
+            return Err(Errno::INVAL);
         }
         let existing = match self.walk(path, true) {
             _ if options.create_new => None,
-            Err(e) if options.create && e.raw_os_error() == Some(libc::ENOENT) => None,
+            Err(e) if options.create && e == Errno::NOENT => None,
             found => Some(found?),
         };
         let (found, fh) = match existing {
             Some(found) => {
                 match found.kind() {
                     libc::S_IFREG => {}
-                    libc::S_IFDIR => return Err(errno(libc::EISDIR)),
-                    _ => return Err(errno(libc::EINVAL)),
+                    libc::S_IFDIR => return Err(Errno::ISDIR),
+                    _ => return Err(Errno::INVAL),
                 }
-                let fh = self.files().open(found.node, flags)?;
+                let fh = self.server().open(found.node, flags)?;
                 (found, fh)
             }
             None => {
                 let (parent, name) = self.parent(path)?;
-                let excl = if options.create_new { libc::O_EXCL } else { 0 };
-                let new = NewFile {
+                let mut new = NewFile {
                     mode: options.mode,
-                    flags: flags | excl,
+                    flags,
                 };
-                let (entry, fh) = self.files().create(parent.node, name, new)?;
+                new.flags.set(OFlags::EXCL, options.create_new);
+                let (entry, fh) = self.server().create(parent.node, name, new)?;
                 (Walked::new(self.cache(), entry), fh)
             }
         };
         let (inode, handle) = self.hold(found, fh)?;
-        let file = File::new(self.0.clone(), inode, handle, options);
+        let file = File::new(self.0.clone(), inode, handle, path, options);
         if options.truncate && file.size() > 0 {
-            file.set_len(0)?;
+            file.cut(0)?;
         }
         Ok(file)
     }
@@ -285,12 +339,9 @@ impl Client {
         let (cache, node) = (self.cache(), found.node);
         let handle = Handle::new(cache, node, fh);
         // Its size may have changed between the lookup and the open.
-        let token = cache.find(node).and_then(|inode| inode.quiet());
-        let attr = self.files().getattr(node)?;
-        let inode = cache.inode(node, attr.mtime, attr.size);
+        let inode = cache.inode(node, self.server().getattr(node)?.size);
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         found.is_kept = true;
-        inode.revalidate(token, attr.mtime, attr.size);
         Ok((inode, handle))
     }
 
@@ -300,79 +351,78 @@ impl Client {
     ///
     /// # Errors
     /// The errors of [`Token::of`]; `EACCES` when this client is attached to another server.
-    pub fn import(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
+    pub fn import(&self, fd: BorrowedFd<'_>) -> Result<File> {
         self.import_token(&Token::of(fd)?)
     }
 
     /// As [`Client::import`], with a token that was got before. It is used up, whatever comes.
     ///
     /// # Errors
-    /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
-    pub fn import_token(&self, token: &Token) -> io::Result<File> {
-        let imported = self.backend().import(token.secret())?;
-        let found = Walked::new(self.cache(), imported.entry);
-        let (inode, handle) = self.hold(found, imported.handle)?;
-        let access = imported.flags & libc::O_ACCMODE;
-        let mut options = OpenOptions::new()
-            .read(access == libc::O_RDONLY || access == libc::O_RDWR)
-            .write(access == libc::O_WRONLY || access == libc::O_RDWR)
-            .append(imported.flags & libc::O_APPEND != 0 && access != libc::O_RDONLY);
-        options.synchronous = imported.flags & libc::O_DSYNC != 0;
-        Ok(File::new(self.0.clone(), inode, handle, &options))
+    /// `EACCES` for a token that is wrong, used or too old, and what the server answers.
+    pub fn import_token(&self, token: &Token) -> Result<File> {
+        let name = Path::new("an open file");
+        let import = || {
+            let imported = self.server().import(token.secret())?;
+            let found = Walked::new(self.cache(), imported.entry);
+            let (inode, handle) = self.hold(found, imported.handle)?;
+            let flags = imported.flags;
+            let access = flags & OFlags::ACCMODE;
+            let mut options = OpenOptions::new()
+                .read(access == OFlags::RDONLY || access == OFlags::RDWR)
+                .write(access == OFlags::WRONLY || access == OFlags::RDWR)
+                .append(flags.contains(OFlags::APPEND) && access != OFlags::RDONLY);
+            options.synchronous = flags.contains(OFlags::DSYNC);
+            Ok(File::new(self.0.clone(), inode, handle, name, &options))
+        };
+        io::Result::doing(import(), "importing", name)
     }
 
     /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
-        self.open(
-            path,
-            OpenOptions::new().read(true).write(true).create_new(true),
-        )
+    /// The server's error.
+    pub fn create(&self, path: impl AsRef<Path>) -> Result<File> {
+        let options = OpenOptions::new().read(true).write(true);
+        self.open(path, options.create_new(true))
     }
 
     /// Finds a name without following it if it is a symbolic link: its inode and attributes.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), false)?;
-            Ok((found.node, self.attr(&found)?))
+    /// The server's error.
+    pub fn lookup(&self, path: impl AsRef<Path>) -> Result<(NodeId, Attr)> {
+        self.on("looking up", path, false, |found| {
+            Ok((found.node, self.attr(found)?))
         })
     }
 
     /// Attributes, through symbolic links.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), true)?;
-            self.attr(&found)
-        })
+    /// The server's error.
+    pub fn stat(&self, path: impl AsRef<Path>) -> Result<Attr> {
+        self.on("looking up", path, true, |found| self.attr(found))
     }
 
     /// Attributes of the name itself.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn lstat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
+    /// The server's error.
+    pub fn lstat(&self, path: impl AsRef<Path>) -> Result<Attr> {
         self.lookup(path).map(|(_, attr)| attr)
     }
 
     /// Changes attributes; a size of an open file is better changed with [`File::set_len`].
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
-        self.retried(|| self.setattr_once(path.as_ref(), set))
+    /// The server's error.
+    pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> Result<Attr> {
+        self.on("changing the attributes of", path, true, |found| {
+            self.setattr_once(found.node, set)
+        })
     }
 
-    fn setattr_once(&self, path: &Path, set: &SetAttr) -> io::Result<Attr> {
-        let found = self.walk_once(path, true)?;
-        let node = found.node;
+    fn setattr_once(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
         let mut rest = SetAttr {
             handle: None,
             ..*set
@@ -383,7 +433,7 @@ impl Client {
                 size: Some(size),
                 ..SetAttr::default()
             };
-            inode.set_len(size, || self.files().setattr(node, &tell).map(drop))?;
+            inode.set_len(size, || self.server().setattr(node, &tell).map(drop))?;
             rest.size = None;
         }
         if rest.mtime.is_some() || rest.atime.is_some() {
@@ -392,7 +442,7 @@ impl Client {
                 inode.write_and_wait(0, u64::MAX)?;
             }
         }
-        let attr = self.files().setattr(node, &rest)?;
+        let attr = self.server().setattr(node, &rest)?;
         Ok(self.overlay(&Entry { node, attr }))
     }
 
@@ -400,166 +450,161 @@ impl Client {
     /// of a device.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
-        let (parent, name) = self.parent(path.as_ref())?;
-        let entry = self.files().mknod(parent.node, name, mode, rdev)?;
-        drop(Walked::new(self.cache(), entry));
-        Ok(())
+    /// The server's error.
+    pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> Result<()> {
+        self.make(path, |parent, name| {
+            self.server().mknod(parent, name, mode, rdev)
+        })
     }
 
     /// Makes a directory.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
-        let (parent, name) = self.parent(path.as_ref())?;
-        let entry = self.files().mkdir(parent.node, name, mode)?;
-        drop(Walked::new(self.cache(), entry));
-        Ok(())
+    /// The server's error.
+    pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.make(path, |parent, name| self.server().mkdir(parent, name, mode))
     }
 
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let (parent, name) = self.parent(path.as_ref())?;
-        self.files().rmdir(parent.node, name)
+    /// The server's error.
+    pub fn rmdir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.in_directory("removing", path, |parent, name| {
+            self.server().rmdir(parent, name)
+        })
     }
 
     /// Removes a name that is no directory.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let (parent, name) = self.parent(path.as_ref())?;
-        self.files().unlink(parent.node, name)
+    /// The server's error.
+    pub fn unlink(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.in_directory("removing", path, |parent, name| {
+            self.server().unlink(parent, name)
+        })
     }
 
-    /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
+    /// Renames, as renameat2(2) with its `flags`.
     ///
     /// # Errors
-    /// The backend's error.
+    /// The server's error.
     pub fn rename(
         &self,
         from: impl AsRef<Path>,
         to: impl AsRef<Path>,
-        flags: u32,
-    ) -> io::Result<()> {
-        let (old, old_name) = self.parent(from.as_ref())?;
-        let (new, new_name) = self.parent(to.as_ref())?;
-        let (from, to) = (old.node, new.node);
-        self.files().rename(from, old_name, to, new_name, flags)
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.in_directory("renaming", from, |old, old_name| {
+            let (new, new_name) = self.parent(to.as_ref())?;
+            self.server()
+                .rename(old, old_name, new.node, new_name, flags)
+        })
     }
 
     /// Makes another name of a file.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
-        let found = self.walk(original.as_ref(), false)?;
-        let (parent, name) = self.parent(new.as_ref())?;
-        let entry = self.files().link(found.node, parent.node, name)?;
-        drop(Walked::new(self.cache(), entry));
-        Ok(())
+    /// The server's error.
+    pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> Result<()> {
+        let original = original.as_ref();
+        let found = self.walk(original, false).doing("linking", original)?;
+        self.make(new, |parent, name| {
+            self.server().link(found.node, parent, name)
+        })
     }
 
     /// Makes a symbolic link.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
-        let (parent, name) = self.parent(new.as_ref())?;
-        let entry = self.files().symlink(parent.node, name, target.as_ref())?;
-        drop(Walked::new(self.cache(), entry));
-        Ok(())
+    /// The server's error.
+    pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> Result<()> {
+        self.make(new, |parent, name| {
+            self.server().symlink(parent, name, target.as_ref())
+        })
     }
 
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), false)?;
-            self.files().readlink(found.node).map(PathBuf::from)
+    /// The server's error.
+    pub fn readlink(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        self.on("reading the link", path, false, |found| {
+            self.server().readlink(found.node).map(PathBuf::from)
         })
     }
 
     /// The names in a directory, without `.` and `..`.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), true)?;
-            if found.kind() != libc::S_IFDIR {
-                return Err(errno(libc::ENOTDIR));
-            }
-            self.files().readdir(found.node)
+    /// The server's error.
+    pub fn readdir(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
+        self.on("listing", path, true, |found| match found.kind() {
+            libc::S_IFDIR => self.server().readdir(found.node),
+            _ => Err(Errno::NOTDIR),
         })
     }
 
     /// The file system's numbers.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn statfs(&self) -> io::Result<StatFs> {
-        self.retried(|| self.files().statfs(ROOT))
+    /// The server's error.
+    pub fn statfs(&self) -> Result<StatFs> {
+        let found = self.retried(|| self.server().statfs(ROOT));
+        found.doing("asking for the space of", Path::new("/"))
     }
 
-    /// Sets an extended attribute; `flags` as setxattr(2).
+    /// Sets an extended attribute, as setxattr(2) with its `flags`.
     ///
     /// # Errors
-    /// The backend's error.
+    /// The server's error.
     pub fn setxattr(
         &self,
         path: impl AsRef<Path>,
         name: impl AsRef<OsStr>,
         value: &[u8],
-        flags: i32,
-    ) -> io::Result<()> {
-        let found = self.walk(path.as_ref(), true)?;
-        self.files()
-            .setxattr(found.node, name.as_ref(), value, flags)
+        flags: XattrFlags,
+    ) -> Result<()> {
+        self.once_on("setting an attribute of", path, |found| {
+            self.server()
+                .setxattr(found.node, name.as_ref(), value, flags)
+        })
     }
 
     /// An extended attribute's value.
     ///
     /// # Errors
-    /// `ENODATA` when there is none, and what the backend answers.
-    pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), true)?;
-            self.files().getxattr(found.node, name.as_ref())
+    /// `ENODATA` when there is none, and what the server answers.
+    pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<Vec<u8>> {
+        self.on("reading attributes of", path, true, |found| {
+            self.server().getxattr(found.node, name.as_ref())
         })
     }
 
     /// The names of all extended attributes.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
-        self.retried(|| {
-            let found = self.walk_once(path.as_ref(), true)?;
-            self.files().listxattr(found.node)
+    /// The server's error.
+    pub fn listxattr(&self, path: impl AsRef<Path>) -> Result<Vec<OsString>> {
+        self.on("reading attributes of", path, true, |found| {
+            self.server().listxattr(found.node)
         })
     }
 
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` when there is none, and what the backend answers.
-    pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
-        let found = self.walk(path.as_ref(), true)?;
-        self.files().removexattr(found.node, name.as_ref())
+    /// `ENODATA` when there is none, and what the server answers.
+    pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<()> {
+        self.once_on("setting an attribute of", path, |found| {
+            self.server().removexattr(found.node, name.as_ref())
+        })
     }
 
     /// The descriptors that this client has open, for a caller that must not close them by mistake, or has to close
     /// them in a child process.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        let mut descriptors = self.backend().pages().descriptors();
+        let mut descriptors = self.server().descriptors();
         descriptors.extend(crate::cache::memory::descriptors());
         descriptors
     }
@@ -585,11 +630,11 @@ impl Client {
     ///
     /// # Errors
     /// The first failed writeback's. The pages stay dirty.
-    pub fn flush(&self) -> io::Result<()> {
+    pub fn flush(&self) -> Result<()> {
         let mut first = Ok(());
         self.0.cache.write_all(|_, error| {
             if first.is_ok() {
-                first = Err(error);
+                first = Err(error.into());
             }
         });
         first

@@ -1,14 +1,16 @@
 //! Open files. Each kind of operation has a module of its own.
 
 use std::cell::Cell;
-use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::io::{self, Errno};
 use uvfs_queue::arena::PAGE_SIZE;
 
-use crate::backend::Backend;
-use crate::cache::{CARRIED, Cache, Handle, Inode, errno};
+use crate::cache::{CARRIED, Cache, Handle, Inode};
+use crate::connection::Connection;
+use crate::event::Event;
 use crate::shared::Shared;
 
 mod ahead;
@@ -49,9 +51,13 @@ bitflags::bitflags! {
 ///
 /// ```
 /// # use uvfs_client::{Client, Config, Flags};
-/// # fn main() -> std::io::Result<()> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
+/// # let fs = uvfs_passthrough::Passthrough::open(dir.path(), uvfs_passthrough::Options::default())?;
+/// # let session = uvfs_server::Session::unmounted(fs, uvfs_server::SessionOptions::default())?;
+/// # let limits = uvfs_server::ClientLimits::default();
+/// # let (_serving, socket) = uvfs_server::in_process(&std::sync::Arc::new(session), limits)?;
+/// # let client = Client::new(socket.into(), Config::default())?;
 /// let file = client.create("data")?;
 /// // Into the cache, past it, and through it without leaving anything there.
 /// file.write_at(&[1; 4096], 0, Flags::empty())?;
@@ -70,6 +76,8 @@ struct FileInner {
     inode: Arc<Inode>,
     handle: Arc<Handle>,
     cache: Arc<Cache>,
+    /// As it was opened, for errors.
+    name: Box<Path>,
     readable: bool,
     writable: bool,
     append: bool,
@@ -95,6 +103,7 @@ impl File {
         client: Arc<Shared>,
         inode: Arc<Inode>,
         handle: Arc<Handle>,
+        name: &Path,
         options: &OpenOptions,
     ) -> Self {
         inode.opens.fetch_add(1, Ordering::AcqRel);
@@ -102,6 +111,7 @@ impl File {
             errors: AtomicU64::new(inode.errors.sample()),
             cache: client.cache.clone(),
             _client: client,
+            name: name.into(),
             inode,
             handle,
             readable: options.read,
@@ -120,13 +130,27 @@ impl File {
         }))
     }
 
+    pub(crate) fn name(&self) -> &Path {
+        &self.0.name
+    }
+
+    /// Notifies when a request of the file has ended.
+    pub(crate) fn event(&self) -> &Event {
+        &self.0.inode.event
+    }
+
+    /// Waits until `check` has something, and asks it after each event of the file.
+    pub(crate) fn wait(&self, check: impl FnMut() -> Option<()>) {
+        self.0.cache.wait(self.event(), check);
+    }
+
     /// Makes a call that does no harm when it is made twice, and makes it again when the server went
     /// meanwhile and came back.
     pub(crate) fn retried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         self.retried_until(&Cell::new(false), |_| call())
     }
 
-    /// As [`File::carried`], but not again once the call has said that it has begun. The call is told
+    /// As [`File::retried`], but not again once the call has said that it has begun. The call is told
     /// its session.
     fn retried_until<T>(
         &self,
@@ -134,9 +158,9 @@ impl File {
         mut call: impl FnMut(u64) -> io::Result<T>,
     ) -> io::Result<T> {
         let f = &*self.0;
-        let backend = &*f.cache.backend;
-        retried_until(backend, begun, |session| {
-            f.handle.check(backend, session)?;
+        let server = &f.cache.server;
+        retried_until(server, begun, |session| {
+            f.handle.check(server, session)?;
             call(session)
         })
     }
@@ -155,34 +179,34 @@ impl Drop for FileInner {
 
 /// Makes a call once there is a server, and again when that went meanwhile and there is another.
 pub(crate) fn retried<T>(
-    backend: &dyn Backend,
+    server: &Connection,
     mut call: impl FnMut() -> io::Result<T>,
 ) -> io::Result<T> {
-    retried_until(backend, &Cell::new(false), |_| call())
+    retried_until(server, &Cell::new(false), |_| call())
 }
 
-/// As [`carried`], but not again once the call has said that it has begun.
+/// As [`retried`], but not again once the call has said that it has begun.
 fn retried_until<T>(
-    backend: &dyn Backend,
+    server: &Connection,
     begun: &Cell<bool>,
     mut call: impl FnMut(u64) -> io::Result<T>,
 ) -> io::Result<T> {
     for round in 0.. {
-        let session = match backend.session() {
+        let session = match server.session() {
             Some(session) => session,
             None => {
-                backend.reconnect()?;
+                server.reconnect()?;
                 // Gone already, perhaps: then the call says it.
-                backend.session().unwrap_or(u64::MAX)
+                server.session().unwrap_or(u64::MAX)
             }
         };
         match call(session) {
             // The second is of a node that was known and not open.
             Err(e)
-                if matches!(errno_of(&e), libc::ENOTCONN | libc::ESTALE)
+                if matches!(e, Errno::NOTCONN | Errno::STALE)
                     && round < CARRIED
                     && !begun.get()
-                    && backend.session() != Some(session) => {}
+                    && server.session() != Some(session) => {}
             other => return other,
         }
     }
@@ -193,9 +217,5 @@ fn checked_end(offset: u64, len: usize) -> io::Result<u64> {
     offset
         .checked_add(len as u64)
         .filter(|&end| end <= i64::MAX as u64)
-        .ok_or_else(|| errno(libc::EINVAL))
-}
-
-fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(libc::EIO)
+        .ok_or(Errno::INVAL)
 }

@@ -1,15 +1,14 @@
 //! Files with a page cache in user space.
 //!
-//! A [`Client`] speaks to a file system through a [`Backend`], which is a uvfs server behind a shared-memory queue
-//! pair. Its [`File`]s are read and written through the page [`cache`]: buffered, uncached ([`Flags::DONTCACHE`]) or
+//! A [`Client`] speaks to a uvfs server over a [`Connection`]: a queue pair in shared memory. Its [`File`]s are read and written through the page [`cache`]: buffered, uncached ([`Flags::DONTCACHE`]) or
 //! direct ([`Flags::DIRECT`]), per call.
 //!
-//! A server is reached through its socket, [`Server::connect`]; or it is in the same program, with
+//! A server is reached through its socket, [`Connection::connect`]; or it is in the same program, with
 //! a file system that is a value of it:
 //!
 //! ```
 //! use std::sync::Arc;
-//! use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
+//! use uvfs_client::{Client, Config, Connection, Flags, OpenOptions};
 //! use uvfs_passthrough::{Options, Passthrough};
 //! use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
 //!
@@ -19,7 +18,7 @@
 //! let fs = Passthrough::open(dir.path(), Options::default())?;
 //! let session = Arc::new(Session::unmounted(fs, SessionOptions::default())?);
 //! let (_serving, socket) = in_process(&session, ClientLimits::default())?;
-//! let client = Client::new(Server::from(socket), Config::default())?;
+//! let client = Client::new(Connection::from(socket), Config::default())?;
 //! let file = client.open("hello", OpenOptions::new().read(true).write(true).create(true))?;
 //! file.write_at(b"hello, world", 0, Flags::empty())?;
 //! let mut buf = [0; 5];
@@ -35,11 +34,15 @@
 //!
 //! ```
 //! # use uvfs_client::{Client, Config, File, Flags, OpenOptions};
-//! # fn main() -> std::io::Result<()> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
+//! # let fs = uvfs_passthrough::Passthrough::open(dir.path(), uvfs_passthrough::Options::default())?;
+//! # let session = uvfs_server::Session::unmounted(fs, uvfs_server::SessionOptions::default())?;
+//! # let limits = uvfs_server::ClientLimits::default();
+//! # let (_serving, socket) = uvfs_server::in_process(&std::sync::Arc::new(session), limits)?;
+//! # let client = Client::new(socket.into(), Config::default())?;
 //! # let file = client.open("f", OpenOptions::new().read(true).write(true).create(true))?;
-//! async fn log(file: &File, line: &[u8]) -> std::io::Result<()> {
+//! async fn log(file: &File, line: &[u8]) -> uvfs_client::Result<()> {
 //!     file.submit_write_at(line, 0, Flags::empty()).await?;
 //!     file.submit_sync(true).await
 //! }
@@ -54,26 +57,44 @@
 //! # }
 //! ```
 
-pub mod backend;
-pub mod cache;
+/// A setter for each option, which takes and returns the options.
+macro_rules! option {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name;
+            self
+        })*
+    };
+}
+
+mod cache;
 mod client;
+mod connection;
+mod error;
 mod event;
 mod file;
-mod known;
 mod pending;
-mod remote;
 mod shared;
-mod silence;
 mod stats;
 mod token;
+mod types;
 
-pub use backend::{
-    Attr, Backend, DirEntry, Entry, Imported, LockKind, NewFile, NodeId, RangeLock, SetAttr, StatFs,
-};
+/// The page cache's reads and writes, for layers: see [`Client::layered`].
+pub mod layer {
+    pub use crate::connection::pages::{Done, Op, PageIo, Request};
+}
+
 pub use cache::Config;
 pub use client::Client;
+pub use connection::{Connection, OnDescriptor};
+pub use error::{Error, Result};
 pub use file::{Advice, AllocateMode, Driver, File, Flags, Landed, OpenOptions};
 pub use pending::Pending;
-pub use remote::Server;
 pub use stats::Stats;
 pub use token::Token;
+pub use types::{
+    Attr, DirEntry, Entry, Grant, Imported, Lease, LockKind, LockRequest, NewFile, NodeId, ROOT,
+    RangeLock, SetAttr, StatFs,
+};

@@ -1,12 +1,13 @@
 //! A submitted call: to be polled, waited for, or awaited.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::cache::{Cache, Inode};
+use rustix::io;
+
+use crate::error::{Doing, Result};
+use crate::file::File;
 
 /// Drives a pending call on; asked again after each event of its inode.
 pub(crate) trait Step<T>: Send {
@@ -22,11 +23,13 @@ pub(crate) trait Step<T>: Send {
     }
 }
 
-/// A call that was submitted. Nothing is lost when it is dropped: writes go on.
+/// A call that was submitted, whose file is open as long as this lives. Nothing is lost when it is dropped: writes
+/// go on.
 #[must_use = "a submitted call tells its result here"]
 pub struct Pending<T> {
-    cache: Arc<Cache>,
-    inode: Arc<Inode>,
+    file: File,
+    /// What the call does, for its error.
+    doing: &'static str,
     ready: Option<io::Result<T>>,
     step: Option<Box<dyn Step<T>>>,
 }
@@ -40,28 +43,30 @@ impl<T> std::fmt::Debug for Pending<T> {
 }
 
 impl<T> Pending<T> {
-    pub(crate) fn ready(cache: &Arc<Cache>, inode: &Arc<Inode>, result: io::Result<T>) -> Self {
+    pub(crate) fn ready(file: &File, doing: &'static str, result: io::Result<T>) -> Self {
         Self {
-            cache: cache.clone(),
-            inode: inode.clone(),
+            file: file.clone(),
+            doing,
             ready: Some(result),
             step: None,
         }
     }
 
-    pub(crate) fn new(
-        cache: &Arc<Cache>,
-        inode: &Arc<Inode>,
-        step: impl Step<T> + 'static,
-    ) -> Self {
+    pub(crate) fn new(file: &File, doing: &'static str, step: impl Step<T> + 'static) -> Self {
         let mut pending = Self {
-            cache: cache.clone(),
-            inode: inode.clone(),
+            file: file.clone(),
+            doing,
             ready: None,
             step: Some(Box::new(step)),
         };
         pending.advance();
         pending
+    }
+
+    /// Takes the result, which is there.
+    fn take(&mut self) -> Result<T> {
+        let result = self.ready.take().expect("the result is taken once");
+        result.doing(self.doing, self.file.name())
     }
 
     fn progress(&self) -> usize {
@@ -92,39 +97,34 @@ impl<T> Pending<T> {
     ///
     /// # Panics
     /// When the result was already taken by awaiting it.
-    pub fn wait(mut self) -> io::Result<T> {
-        let (cache, inode) = (self.cache.clone(), self.inode.clone());
+    pub fn wait(mut self) -> Result<T> {
+        let file = self.file.clone();
         if let Some(step) = &self.step {
             step.hurry();
         }
         let mut done = false;
         while !done {
-            cache.wait(&inode.event, || {
+            file.wait(|| {
                 let before = self.progress();
                 done = self.advance();
                 (done || self.progress() > before).then_some(())
             });
         }
-        self.ready.take().expect("the result is taken once")
+        self.take()
     }
 }
 
 impl<T: Unpin> Future for Pending<T> {
-    type Output = io::Result<T>;
+    type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if !self.advance() {
-            let inode = self.inode.clone();
-            inode.event.register(cx.waker());
+            self.file.event().register(cx.waker());
             // It may have ended before the waker was known.
             if !self.advance() {
                 return Poll::Pending;
             }
         }
-        Poll::Ready(
-            self.ready
-                .take()
-                .expect("a future is not polled after its end"),
-        )
+        Poll::Ready(self.take())
     }
 }

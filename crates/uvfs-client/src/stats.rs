@@ -52,7 +52,7 @@ macro_rules! counters {
 counters! {
     /// Reads that were served from the cache alone.
     hits,
-    /// Reads that had to ask the backend.
+    /// Reads that had to ask the server.
     misses,
     /// Writes.
     writes,

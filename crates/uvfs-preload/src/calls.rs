@@ -5,11 +5,11 @@ mod status;
 mod transfer;
 
 use std::ffi::c_int;
-use std::io::{self};
 use std::sync::atomic::Ordering;
 
 use libc::off_t;
-use uvfs_client::{Advice, AllocateMode};
+use rustix::io::Errno;
+use uvfs_client::{Advice, AllocateMode, Error};
 
 use crate::aio;
 use crate::args::{MOST, flags_of, is_plausible, vectors};
@@ -42,7 +42,7 @@ macro_rules! served {
 }
 
 enum Step<T> {
-    Done(io::Result<T>),
+    Done(Result<T, Error>),
     Kernel,
 }
 
@@ -62,15 +62,15 @@ fn with<T>(
         match step {
             Step::Kernel => None,
             Step::Done(Ok(done)) => Some(Ok(done)),
-            Step::Done(Err(error)) => match error.raw_os_error() {
+            Step::Done(Err(error)) => match error.errno() {
                 // The session is over, or came back without the file: it is the kernel's to say what
                 // has become of it.
-                Some(libc::ENOTCONN | libc::ESTALE) => {
+                Errno::NOTCONN | Errno::STALE => {
                     import::trouble("the server's session", &error);
                     import::give_up(fd, &one, Why::NoSession);
                     None
                 }
-                code => Some(Err(code.unwrap_or(libc::EIO))),
+                errno => Some(Err(errno.raw_os_error())),
             },
         }
     };
@@ -86,7 +86,7 @@ fn transfer(
     fd: c_int,
     at: Option<off_t>,
     moves: Moves,
-    call: impl FnOnce(&Opened, u64) -> io::Result<usize>,
+    call: impl FnOnce(&Opened, u64) -> Result<usize, Error>,
 ) -> Option<Result<usize, c_int>> {
     let Some(at) = at else {
         return with(fd, Wants::Position(moves), |one, opened| {
@@ -128,7 +128,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
             libc::SEEK_END => opened.file.current_size(),
             libc::SEEK_DATA | libc::SEEK_HOLE => {
                 let Ok(offset) = u64::try_from(offset) else {
-                    return Step::Done(Err(io::Error::from_raw_os_error(libc::ENXIO)));
+                    return Step::Done(Err(Errno::NXIO.into()));
                 };
                 let found = match whence {
                     libc::SEEK_DATA => opened.file.seek_data(offset),
@@ -143,7 +143,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
         };
         Step::Done(from.and_then(|from| {
             let to = (from as off_t).checked_add(offset).filter(|to| *to >= 0);
-            let to = to.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+            let to = to.ok_or(Errno::INVAL)?;
             *position = Position::Here(to as u64);
             Ok(to)
         }))

@@ -164,7 +164,7 @@ pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> 
 pub(crate) fn memory() -> usize {
     let memory = std::env::var("UVFS_RUN_CACHE").ok();
     let memory = memory.and_then(|bytes| bytes.parse().ok());
-    memory.unwrap_or(Config::default().memory)
+    memory.unwrap_or(Config::MEMORY)
 }
 
 /// Whether a descriptor's reads have gone over its file twice.

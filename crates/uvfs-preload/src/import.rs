@@ -1,14 +1,14 @@
 //! Servers that this process is attached to, and taking over its descriptors.
 
 use std::ffi::c_int;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use uvfs_client::{Client, Config, Server, Stats, Token};
+use rustix::io::Errno;
+use uvfs_client::{Client, Config, Connection, Error, Stats, Token};
 
 use crate::dispatch;
 use crate::engage::{self, Moves};
@@ -82,7 +82,7 @@ fn shared() -> &'static Imports {
 }
 
 /// One line, once in a process.
-pub(crate) fn trouble(what: &str, error: &io::Error) {
+pub(crate) fn trouble(what: &str, error: &Error) {
     if !shared().trouble.swap(true, Ordering::Relaxed) {
         say(format_args!(
             "uvfs run: {what}: {error}; going on through the kernel"
@@ -94,15 +94,12 @@ fn attach(socket: PathBuf) -> Attached {
     shared().session.store(true, Ordering::SeqCst);
     dispatch::last::watch();
     let _making = table::RaceGuard::makes();
-    let config = Config {
-        memory: engage::memory(),
-        ..Config::default()
-    };
+    let config = Config::default().memory(engage::memory());
     let seconds = |name| {
         let seconds = std::env::var(name).ok()?.parse().ok()?;
         Duration::try_from_secs_f64(seconds).ok()
     };
-    let client = Server::connect(&socket).and_then(|server| {
+    let client = Connection::connect(&socket).and_then(|server| {
         let mut server = server.on_descriptor(Arc::new(table::own));
         if let Some(bound) = seconds("UVFS_RUN_RECONNECT") {
             server = server.reconnect_within(bound);
@@ -204,10 +201,10 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
         Ok(token) => token,
         Err(error) => {
             // EBUSY: the kernel reads and writes this one without the server.
-            let backed = error.raw_os_error() == Some(libc::EBUSY);
+            let backed = error.errno() == Errno::BUSY;
             report::refused(if backed { Why::Backed } else { Why::NoSession });
             // EAGAIN: too many are out. Neither says anything of other files.
-            if !backed && error.raw_os_error() != Some(libc::EAGAIN) {
+            if !backed && error.errno() != Errno::AGAIN {
                 forget_device(state, inode.0);
             }
             return None;
@@ -233,7 +230,7 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
             trouble("importing a file", &error);
             report::refused(Why::NoSession);
             // A server that did not come back while this waited for it.
-            if error.raw_os_error() == Some(libc::ENOTCONN) {
+            if error.errno() == Errno::NOTCONN {
                 forget_device(state, inode.0);
             }
             None

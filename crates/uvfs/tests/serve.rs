@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::{Client, Config, Flags, LockKind, OpenOptions, Server};
+use uvfs_client::{Client, Config, Connection, Flags, LockKind, OpenOptions};
 use uvfs_testing::{Need, has};
 
 /// For everything that should take a moment: generous, as the machine may be loaded.
@@ -64,12 +64,12 @@ impl Served {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("the server ended: {status}");
             }
-            Server::connect(&socket).ok()
+            Connection::connect(&socket).ok()
         });
     }
 
     fn attach(&self) -> Client {
-        let server = Server::connect(self.socket()).unwrap();
+        let server = Connection::connect(self.socket()).unwrap();
         Client::new(server, Config::default()).unwrap()
     }
 

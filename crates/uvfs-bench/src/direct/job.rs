@@ -5,15 +5,14 @@ use std::fs::File as HostFile;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use uvfs_client::{Client, Config, File, Flags, OpenOptions};
-use uvfs_local::{Faulty, LocalStore};
 
 use super::super::aio;
 use super::super::files::{BLOCK, Page};
 use super::super::measure::{Measured, for_a_while};
+use super::super::store;
 
 /// Bytes of a call that is waited for.
 pub const CALL: usize = 2 << 20;
@@ -45,10 +44,8 @@ pub enum DirectAccess {
     },
     /// By `uvfs-client` over a store in the same process.
     Client {
-        /// The directory that is the store.
-        store: PathBuf,
-        /// The file in it.
-        file: String,
+        /// The contents of the store's file.
+        data: PathBuf,
         /// The store takes so much longer for each piece.
         latency_us: u64,
         /// A call for each piece, each waited for: what a file system does that cuts requests.
@@ -93,17 +90,15 @@ impl DirectJob {
                 }
             }
             DirectAccess::Client {
-                store,
-                file,
+                data,
                 latency_us,
                 one_at_a_time,
             } => {
-                let store = Faulty::new(LocalStore::with(store, 1, PIECE)?);
-                let fault = store.fault.clone();
-                let client = Client::new(store, Config::default())?;
+                let (_serving, connection) = store::slow(Some(data), self.bytes)?;
+                let config = Config::default().max_request(PIECE);
+                let client = Client::new(connection, config)?;
                 let options = OpenOptions::new().read(true).write(self.write);
-                let file = client.open(file, options)?;
-                fault.latency_us.store(*latency_us, Ordering::Relaxed);
+                let file = client.open(store::file_name(0, *latency_us), options)?;
                 let size = if *one_at_a_time { PIECE } else { CALL };
                 match self.calls == Calls::Many && !one_at_a_time {
                     true => self.submitted(&file)?,
@@ -114,6 +109,7 @@ impl DirectJob {
                                 true => file.write_at(part, at, Flags::DIRECT),
                                 false => file.read_at(part, at, Flags::DIRECT),
                             }
+                            .map_err(io::Error::from)
                             .and_then(|moved| whole(moved, size))
                         })
                     })?,
@@ -243,8 +239,7 @@ mod tests {
 
     fn ways(dir: &std::path::Path) -> Vec<DirectAccess> {
         let client = |one_at_a_time| DirectAccess::Client {
-            store: dir.into(),
-            file: "data".into(),
+            data: dir.join("data"),
             latency_us: 1,
             one_at_a_time,
         };

@@ -143,8 +143,7 @@ impl DirectBench<'_> {
         let running = target.start_over(workspace, source)?;
         let way = match client {
             true => DirectAccess::Client {
-                store: workspace.source(),
-                file: DATA.into(),
+                data: workspace.source().join(DATA),
                 latency_us,
                 one_at_a_time: target.is_base(),
             },

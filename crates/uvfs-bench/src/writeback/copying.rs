@@ -5,22 +5,18 @@
 //! Only the benchmark has it.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use uvfs_client::NodeId;
-use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
+use uvfs_client::layer::{Op, PageIo, Request};
+use uvfs_client::{Client, Config, Connection, NodeId};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 use uvfs_queue::pair::Seg;
 use uvfs_sys::lock;
 
-/// A store that gets copies of the pages.
-pub struct Copying<B> {
-    store: B,
-    arena: OnceLock<Arc<Arena>>,
-    /// As many as the cache has pages, so that there is always one.
-    reserved: u32,
+/// A layer that sends copies of the pages.
+struct Copying {
+    below: Arc<Connection>,
+    arena: Arc<Arena>,
     copies: Arc<Mutex<Copies>>,
 }
 
@@ -31,19 +27,28 @@ struct Copies {
     busy: BTreeMap<(NodeId, u64, u32), u32>,
 }
 
-impl<B> Copying<B> {
-    /// For a cache of `memory` bytes.
-    pub fn new(store: B, memory: usize) -> Self {
-        Self {
-            store,
-            arena: OnceLock::new(),
-            reserved: memory.div_ceil(PAGE_SIZE) as u32,
-            copies: Arc::default(),
-        }
-    }
+/// A client whose writeback copies each page.
+pub fn client(connection: Connection, memory: usize) -> uvfs_client::Result<Client> {
+    // As many as the cache has pages, so that there is always one.
+    let reserved = memory.div_ceil(PAGE_SIZE) as u32;
+    let config = Config::default().memory(memory);
+    Client::layered(connection, config, reserved, |arena, below| {
+        let end = arena.pages() - Connection::RESERVED_PAGES;
+        let copies = Copies {
+            idle: (end - reserved..end).rev().collect(),
+            ..Copies::default()
+        };
+        Arc::new(Copying {
+            below,
+            arena: arena.clone(),
+            copies: Arc::new(Mutex::new(copies)),
+        })
+    })
+}
 
+impl Copying {
     fn copy(&self, request: &mut Request) {
-        let arena = self.arena.get().expect("attached before any request");
+        let arena = &self.arena;
         let pages_start = arena.seg(0, 0, 0).offset;
         let mut keys = Vec::new();
         let mut segs = Vec::new();
@@ -83,31 +88,7 @@ impl<B> Copying<B> {
     }
 }
 
-impl<B: Backend> Backend for Copying<B> {
-    fn pages(&self) -> &dyn PageIo {
-        self
-    }
-    fn files(&self) -> &dyn FileOps {
-        self.store.files()
-    }
-    fn shared(&self) -> Option<&dyn SharedServer> {
-        self.store.shared()
-    }
-}
-
-impl<B: Backend> PageIo for Copying<B> {
-    fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
-        let pages = arena.pages();
-        lock(&self.copies).idle = (pages - self.reserved..pages).rev().collect();
-        self.arena.set(arena.clone()).expect("attached once");
-        self.store.pages().attach(arena)
-    }
-    fn reserved_pages(&self) -> u32 {
-        self.reserved
-    }
-    fn limits(&self) -> Limits {
-        self.store.pages().limits()
-    }
+impl PageIo for Copying {
     fn submit(&self, batch: &mut Vec<Request>) {
         for request in batch
             .iter_mut()
@@ -115,16 +96,10 @@ impl<B: Backend> PageIo for Copying<B> {
         {
             self.copy(request);
         }
-        self.store.pages().submit(batch);
+        self.below.submit(batch);
     }
-    fn help(&self, done: &mut dyn FnMut() -> bool) {
-        self.store.pages().help(done);
+
+    fn poll(&self, done: &mut dyn FnMut() -> bool) {
+        self.below.poll(done);
     }
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.store.pages().descriptors()
-    }
-    fn carry_out(&self, batch: &mut Vec<Request>) {
-        self.submit(batch);
-    }
-    fn poll(&self, _: &mut dyn FnMut() -> bool) {}
 }

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
-use uvfs_client::{Client, Config, File, Flags, Server};
-use uvfs_local::LocalStore;
+use uvfs_client::{Client, Config, Connection, File, Flags, OpenOptions};
 
 use super::super::measure::{Measured, Watch};
-use super::copying::Copying;
-use super::discard::Discard;
+use super::super::store;
+use super::copying;
 
 /// The value of every byte.
 pub const FILL: u8 = 0x5a;
@@ -22,7 +21,7 @@ pub const FILL: u8 = 0x5a;
 pub enum WritebackAccess {
     /// By system calls, in a directory.
     Host,
-    /// By `uvfs-client` over its in-process store of a directory.
+    /// By `uvfs-client` over a server of a directory in the same process.
     Local,
     /// The same with [`Copying`].
     Copying,
@@ -37,9 +36,10 @@ pub struct WritebackJob {
     pub way: WritebackAccess,
     /// The directory or the socket.
     pub path: PathBuf,
-    /// A file for each writer, which must not be there yet.
+    /// A file for each writer, which must not be there yet; with `discard` a store's
+    /// ([`store::file_name`]).
     pub files: Vec<String>,
-    /// The store throws the data away, and has the files.
+    /// A store throws the data away, and has the files.
     pub discard: bool,
     /// A client drops pages once they are written.
     pub uncached: bool,
@@ -72,37 +72,32 @@ impl Output {
         }
         match self {
             Output::Host(file) => file.sync_all(),
-            Output::Client(file, _) => file.sync_all(),
+            Output::Client(file, _) => Ok(file.sync_all()?),
         }
     }
 }
 
 impl WritebackJob {
-    fn store(&self) -> io::Result<LocalStore> {
-        LocalStore::open(&self.path)
-    }
-
     /// Does it. Making the files does not count, making them durable does.
     pub fn run(&self) -> io::Result<Measured> {
-        let config = Config {
-            memory: self.memory,
-            ..Config::default()
+        let config = Config::default().memory(self.memory);
+        let (_serving, connection) = match self.way {
+            WritebackAccess::Host => (None, None),
+            WritebackAccess::Served => (None, Some(Connection::connect(&self.path)?)),
+            WritebackAccess::Local | WritebackAccess::Copying => {
+                let (serving, connection) = match self.discard {
+                    true => store::slow(None, self.bytes)?,
+                    false => store::directory(&self.path)?,
+                };
+                (Some(serving), Some(connection))
+            }
         };
-        let client = match self.way {
-            WritebackAccess::Host => None,
-            WritebackAccess::Local if self.discard => {
-                Some(Client::new(Discard(self.store()?), config)?)
+        let client = match connection {
+            Some(connection) if self.way == WritebackAccess::Copying => {
+                Some(copying::client(connection, self.memory)?)
             }
-            WritebackAccess::Local => Some(Client::new(self.store()?, config)?),
-            WritebackAccess::Copying if self.discard => {
-                let store = Copying::new(Discard(self.store()?), self.memory);
-                Some(Client::new(store, config)?)
-            }
-            WritebackAccess::Copying => {
-                let store = Copying::new(self.store()?, self.memory);
-                Some(Client::new(store, config)?)
-            }
-            WritebackAccess::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
+            Some(connection) => Some(Client::new(connection, config)?),
+            None => None,
         };
         let mut flags = Flags::empty();
         flags.set(Flags::DONTCACHE, self.uncached);
@@ -112,7 +107,10 @@ impl WritebackJob {
                 .open(self.path.join(name))
                 .map(Output::Host),
             None => HostFile::create_new(self.path.join(name)).map(Output::Host),
-            Some(client) => Ok(Output::Client(client.create(name)?, flags)),
+            Some(client) => Ok(Output::Client(
+                client.open(name, OpenOptions::new().write(true).create(!self.discard))?,
+                flags,
+            )),
         };
         let outputs: Vec<Output> = self.files.iter().map(open).collect::<io::Result<_>>()?;
         let block = vec![FILL; self.block];
@@ -174,7 +172,7 @@ mod tests {
             let job = WritebackJob {
                 way,
                 path: dir.path().into(),
-                files: vec!["a".into()],
+                files: vec![store::file_name(0, 0)],
                 discard: true,
                 uncached: false,
                 block: 4096,
@@ -182,8 +180,7 @@ mod tests {
                 memory: 1 << 20,
             };
             assert_eq!(job.run().unwrap().amount, 3.0);
-            let data = std::fs::read(dir.path().join("a")).unwrap();
-            assert!(!data.contains(&FILL), "{job:?}");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{job:?}");
         }
     }
 }

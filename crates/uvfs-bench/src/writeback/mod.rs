@@ -1,7 +1,6 @@
 //! `uvfs bench writeback`: buffered writes, well past what may stay dirty.
 
 mod copying;
-mod discard;
 pub mod job;
 
 use std::fs::File;
@@ -32,7 +31,7 @@ Two writers, each with a new file, which it writes from start to end in writes o
   native          the host's file
   mount           a kernel mount of uvfs with -o writeback
   mount-dev       the same over /dev/fuse
-  client          uvfs-client with its store in the same process: its pages are what is written
+  client          uvfs-client with its server in the same process: its pages are what is written
   ...-uncached    the same with -o uncached (mount) or DONTCACHE (client): pages are dropped once they
                   are written
   client-copying  the same as client, but each page is copied for writeback, kept in a tree and ended alone;
@@ -40,7 +39,7 @@ Two writers, each with a new file, which it writes from start to end in writes o
   client-served   uvfs-client over memory that it shares with `uvfs serve`
 
 And 32 writers in writes of 1 MiB whose data is thrown away at the end of its way (discard): by a
-FUSE server in place of the mount's, over the same transport, and by a store in place of the client's.
+FUSE server in place of the mount's, over the same transport, and in place of the client's.
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
@@ -128,7 +127,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
     if target.name.ends_with(UNCACHED) {
         return Ok(None);
     }
-    let mut files: Vec<String> = (0..writers as u32)
+    let files: Vec<String> = (0..writers as u32)
         .map(|n| store::file_name(n, 0))
         .collect();
     let running = match &target.kind {
@@ -142,16 +141,13 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
                 dev: options.iter().any(|word| word == "dev"),
             },
         )?,
-        Kind::Client { served: false, .. } => {
-            files = files.iter().map(|name| format!("out-{name}")).collect();
-            target.start(workspace)?
-        }
+        Kind::Client { served: false, .. } => target.start(workspace)?,
         _ => return Ok(None),
     };
     let job = client::Job::Writeback(WritebackJob {
         way: way(&target.kind),
         path: running.path().into(),
-        files: files.clone(),
+        files,
         discard: true,
         uncached: false,
         block: 1 << 20,
@@ -159,9 +155,6 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
         memory: MEMORY,
     });
     let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
-    for file in &files {
-        workspace.clear(file)?;
-    }
     Ok(Some(sample))
 }
 

@@ -1,20 +1,21 @@
 //! Direct I/O: no piece of a call waits for another, and all are waited for together.
 
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::io;
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
+use super::Handle;
 use super::inode::{Inode, push_seg};
-use super::{Handle, errno};
-use crate::backend::{Op, Request};
+use crate::connection::pages::{Op, Request};
 use uvfs_sys::lock;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// How one piece of a direct call ended: bytes, or an errno.
-type Piece = Result<usize, i32>;
+/// How one piece of a direct call ended: its bytes.
+type Piece = io::Result<usize>;
 
 /// Called once when the last piece has ended, by whichever thread takes completions.
 pub(crate) struct Then(pub(crate) Box<dyn FnOnce(&Direct) + Send>);
@@ -103,7 +104,7 @@ impl Inode {
         let mut batch = starts
             .map(|start| direct.request(handle, start, dontcache))
             .collect();
-        self.cache.backend.pages().submit(&mut batch);
+        self.cache.io.submit(&mut batch);
         direct
     }
 
@@ -126,7 +127,7 @@ impl Inode {
             data.copy_in(&self.cache.arena, &direct.pages, start, n);
             // A piece is on its way while the next one is copied.
             batch.push(direct.request(handle, start, dontcache));
-            self.cache.backend.pages().submit(&mut batch);
+            self.cache.io.submit(&mut batch);
         }
         direct
     }
@@ -165,11 +166,7 @@ impl Direct {
     fn new(inode: &Arc<Inode>, op: Op, offset: u64, len: usize, then: Option<Then>) -> Arc<Self> {
         assert!(len > 0 && len <= inode.bounce_limit());
         let cache = &inode.cache;
-        let max = match op {
-            Op::Read => cache.limits.max_read,
-            Op::Write => cache.limits.max_write,
-        };
-        let piece = (max / PAGE_SIZE).max(1) * PAGE_SIZE;
+        let piece = cache.max_request / PAGE_SIZE * PAGE_SIZE;
         let pieces = len.div_ceil(piece);
         cache.counters.direct_requests(pieces as u64);
         let want = len.div_ceil(PAGE_SIZE);
@@ -214,8 +211,7 @@ impl Direct {
             dontcache,
             writeback: false,
             done: Box::new(move |result| {
-                let piece = result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
-                direct.piece_ended(start, piece);
+                direct.piece_ended(start, result);
                 drop(open);
             }),
         }
@@ -267,19 +263,11 @@ impl Direct {
             debug_assert!(start >= done);
             match piece {
                 Ok(n) if start == done => done += n.min(self.len - start),
-                Err(code) if done == 0 && start == 0 => return Err(errno(code)),
+                Err(code) if done == 0 && start == 0 => return Err(code),
                 _ => break,
             }
         }
         Ok(done)
-    }
-
-    /// Whether the server may have more than [`Direct::result`] says: a later piece succeeded
-    /// after an earlier one did not.
-    pub(crate) fn has_stray_pieces(&self, done: usize) -> bool {
-        lock(&self.pieces)
-            .iter()
-            .any(|&(start, piece)| start >= done && piece.is_ok_and(|n| n > 0))
     }
 
     /// Copies what a read brought, from some byte of it on. The pieces with it have ended.

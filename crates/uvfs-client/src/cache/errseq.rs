@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::Errno;
+
 /// An error that every open file is to hear of once, as the kernel's errseq: a count of errors,
 /// whether a file has heard of the last one, and its errno.
 #[derive(Debug, Default)]
@@ -9,13 +11,18 @@ pub(crate) struct ErrSeq(AtomicU64);
 
 const SEEN: u64 = 1 << 16;
 
+/// The errno of an error that was set.
+fn errno(word: u64) -> Errno {
+    Errno::from_raw_os_error((word & (SEEN - 1)) as i32)
+}
+
 impl ErrSeq {
-    pub(super) fn set(&self, errno: i32) {
+    pub(super) fn set(&self, errno: Errno) {
         let _ = self
             .0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
                 let count = old >> 17;
-                Some((count + 1) << 17 | u64::try_from(errno).unwrap_or(0) & (SEEN - 1))
+                Some((count + 1) << 17 | errno.raw_os_error() as u64 & (SEEN - 1))
             });
     }
 
@@ -35,13 +42,13 @@ impl ErrSeq {
     }
 
     /// The last error, if there was one after `count`. No file counts as having heard of it.
-    pub(super) fn after(&self, count: u64) -> Option<i32> {
+    pub(super) fn after(&self, count: u64) -> Option<Errno> {
         let now = self.0.load(Ordering::Acquire);
-        (now & !SEEN != count).then_some((now & (SEEN - 1)) as i32)
+        (now & !SEEN != count).then(|| errno(now))
     }
 
     /// The error since `since`, if there is one; moves `since` on.
-    pub(crate) fn check(&self, since: &AtomicU64) -> Option<i32> {
+    pub(crate) fn check(&self, since: &AtomicU64) -> Option<Errno> {
         let now = self.0.load(Ordering::Acquire);
         if now & !SEEN == since.load(Ordering::Acquire) {
             return None;
@@ -49,7 +56,7 @@ impl ErrSeq {
         // Of two threads with the same file, one hears of it.
         let old = since.swap(now & !SEEN, Ordering::AcqRel);
         self.0.fetch_or(SEEN, Ordering::AcqRel);
-        (old != now & !SEEN).then_some((now & (SEEN - 1)) as i32)
+        (old != now & !SEEN).then(|| errno(now))
     }
 }
 
@@ -66,18 +73,18 @@ mod tests {
             AtomicU64::new(errors.sample()),
         );
         assert_eq!(errors.check(&a), None);
-        errors.set(28);
-        assert_eq!(errors.check(&a), Some(28));
+        errors.set(Errno::NOSPC);
+        assert_eq!(errors.check(&a), Some(Errno::NOSPC));
         assert_eq!(errors.check(&a), None);
         // Opened after a file heard: not told.
         let c = AtomicU64::new(errors.sample());
         assert_eq!(errors.check(&c), None);
-        assert_eq!(errors.check(&b), Some(28));
-        errors.set(5);
+        assert_eq!(errors.check(&b), Some(Errno::NOSPC));
+        errors.set(Errno::IO);
         // Opened before any file heard: told.
         let d = AtomicU64::new(errors.sample());
-        assert_eq!(errors.check(&d), Some(5));
-        assert_eq!(errors.check(&c), Some(5));
+        assert_eq!(errors.check(&d), Some(Errno::IO));
+        assert_eq!(errors.check(&c), Some(Errno::IO));
         assert_eq!(errors.check(&d), None);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
+use rustix::io::Errno;
 use uvfs_queue::arena::{PAGE_SIZE, Span};
 use uvfs_queue::pair::Seg;
 
@@ -16,8 +17,8 @@ use super::chunk::{CHUNK_PAGES, Chunks};
 use super::errseq::ErrSeq;
 use super::leased::Leased;
 use super::{Cache, Handle};
-use crate::backend::{Lease, NodeId};
 use crate::event::Event;
+use crate::types::{Lease, NodeId};
 pub(crate) use fill::Fill;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -44,7 +45,7 @@ pub(crate) struct Inode {
     pub(super) direct: AtomicU32,
     /// Open files.
     pub(crate) opens: AtomicU32,
-    /// Lookups at the backend that came with opened files.
+    /// Lookups at the server that came with opened files.
     pub(crate) lookups: AtomicU64,
 }
 
@@ -85,7 +86,7 @@ pub(super) struct State {
     pub(super) dirtied_at: Option<Instant>,
     /// Writeback failed: not before this, unless a caller asks for it.
     pub(super) retry_at: Option<Instant>,
-    pub(super) failing: Option<i32>,
+    pub(super) failing: Option<Errno>,
     pub(super) in_flight: Vec<InFlight>,
     pub(super) next_request: u64,
     /// Where the next background writeback looks first.
@@ -96,8 +97,6 @@ pub(super) struct State {
     pub(super) frozen: bool,
     /// Where reclaim looks next.
     hand: u64,
-    /// Modification time and size when the pages were last known to be the file's.
-    pub(crate) seen: Option<((i64, u32), u64)>,
     /// The lease. Pages that are there, and not stale, are as good as this says.
     pub(super) lease: Leased,
 }
@@ -141,8 +140,8 @@ pub(super) fn push_seg(segs: &mut Vec<Seg>, seg: Seg) {
 }
 
 impl Inode {
-    pub(super) fn new(cache: &Arc<Cache>, node: NodeId, mtime: (i64, u32), size: u64) -> Arc<Self> {
-        let (session, server_node, _) = cache.backend.names(node, 0);
+    pub(super) fn new(cache: &Arc<Cache>, node: NodeId, size: u64) -> Arc<Self> {
+        let (session, server_node, _) = cache.server.names(node, 0);
         Arc::new(Self {
             node,
             cache: cache.clone(),
@@ -166,8 +165,7 @@ impl Inode {
                 written: (0, 0),
                 frozen: false,
                 hand: 0,
-                seen: Some((mtime, size)),
-                lease: Leased::new(cache.backend.is_shared()),
+                lease: Leased::new(),
             }),
             asking: Mutex::new(()),
             event: Event::default(),
@@ -245,45 +243,6 @@ impl Inode {
             && st.spare.is_empty()
     }
 
-    /// A token of a moment at which nothing was dirty or under way, for [`Inode::revalidate`].
-    pub(crate) fn quiet(&self) -> Option<u64> {
-        let st = self.read_state();
-        let quiet = st.dirty == 0
-            && st.in_flight.is_empty()
-            && self.opens.load(Ordering::Acquire) == 0
-            && self.direct.load(Ordering::Acquire) == 0;
-        quiet.then_some(st.next_request)
-    }
-
-    /// Takes the server's attributes of a file that is being opened. Other people's changes make the
-    /// pages worthless; but if this client may have written since the `token` was taken, what it
-    /// knows is newer.
-    pub(crate) fn revalidate(&self, token: Option<u64>, mtime: (i64, u32), size: u64) {
-        // With leases the pages are right for as long as there is one.
-        if self.cache.backend.is_shared() || token.is_none() || self.quiet() != token {
-            return;
-        }
-        let mut freed = Vec::new();
-        let mut st = self.state();
-        if Some(st.next_request) == token && st.dirty == 0 && st.seen != Some((mtime, size)) {
-            self.invalidate(&mut st, 0, u64::MAX, &mut freed);
-            st.size = size;
-            st.server_size = size;
-            st.seen = Some((mtime, size));
-        }
-        drop(st);
-        self.cache.free(&mut freed);
-    }
-
-    /// The attributes after our own last write: the pages are still the file's.
-    pub(crate) fn saw(&self, mtime: (i64, u32), size: u64) {
-        let mut st = self.state();
-        st.seen =
-            (st.dirty == 0 && st.in_flight.is_empty() && st.size == size).then_some((mtime, size));
-    }
-
-    // Reading.
-
     /// Copies what is cached at `offset`. `keep` marks the pages as used by a caller that wants
     /// them to stay.
     pub(crate) fn read_cached(&self, buf: &mut [u8], offset: u64, keep: bool) -> (usize, ReadStop) {
@@ -345,10 +304,6 @@ impl Inode {
             .get(ci)
             .is_some_and(|c| c.reading.get(i))
     }
-
-    // Writing.
-
-    // Size and holes.
 
     /// The inode has other numbers at the server of a new session: puts them into the descriptors
     /// of all pages.

@@ -4,14 +4,16 @@
 //! it away there has no call in progress behind it. Then it writes what is dirty, drops the pages
 //! and gives the lease back. Without a lease calls go to the server.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Cache;
 use super::inode::{Inode, State};
 use super::leased::{FIRST_PAUSE, LONGEST_PAUSE, SOON};
-use super::{Cache, errno};
-use crate::backend::{Attr, Grant, Lease, Reattached, Recall};
+use crate::connection::Events;
+use crate::stats::Stats;
+use crate::types::{Attr, Grant, Lease, Reattached, Recall};
+use rustix::io::{self, Errno};
 use uvfs_sys::lock;
 
 /// How long an append waits for a lease, without which it can't know the end of the file.
@@ -60,7 +62,7 @@ impl Inode {
             }
             st.lease.changes
         };
-        let grant = self.cache.backend.lease(self.node, want);
+        let grant = self.cache.server.lease(self.node, want);
         let mut freed = Vec::new();
         let mut st = self.state();
         st.lease.taken = matches!(grant, Ok(Grant::Taken(_)));
@@ -79,7 +81,7 @@ impl Inode {
         }
         if session > st.session {
             // New as the server came back.
-            (st.session, st.server_node, _) = self.cache.backend.names(self.node, 0);
+            (st.session, st.server_node, _) = self.cache.server.names(self.node, 0);
         }
         let useless = st.lease.recalled >= seq || st.lease.recalling;
         if useless || (st.lease.mode == Lease::None && st.lease.changes != changes) {
@@ -89,7 +91,7 @@ impl Inode {
             self.invalidate(&mut st, 0, u64::MAX, &mut freed);
             drop(st);
             self.cache.free(&mut freed);
-            self.cache.backend.return_lease(self.node, seq, Lease::None);
+            self.cache.server.return_lease(self.node, seq, Lease::None);
             return false;
         }
         if st.lease.mode == Lease::None {
@@ -112,7 +114,7 @@ impl Inode {
                 if st.lease.mode == Lease::Write {
                     return Some((st.lease.seq, st.size));
                 }
-            } else if began.elapsed() > APPEND_PATIENCE || !self.cache.backend.is_alive() {
+            } else if began.elapsed() > APPEND_PATIENCE || !self.cache.server.is_alive() {
                 return None;
             }
             let wait = {
@@ -130,7 +132,7 @@ impl Inode {
     /// The size now, from the cache if it may be cached.
     ///
     /// # Errors
-    /// The backend's error.
+    /// The server's error.
     pub(crate) fn current_size(self: &Arc<Self>) -> io::Result<u64> {
         if self.lease(Lease::Read) {
             let st = self.read_state();
@@ -144,30 +146,26 @@ impl Inode {
         };
         if !settled {
             // The server has not got all that the file is.
-            return match self.cache.backend.is_alive() {
+            return match self.cache.server.is_alive() {
                 true => Ok(self.size()),
-                false => Err(errno(libc::ENOTCONN)),
+                false => Err(Errno::NOTCONN),
             };
         }
-        self.cache
-            .backend
-            .files()
-            .getattr(self.node)
-            .map(|attr| attr.size)
+        self.cache.server.getattr(self.node).map(|attr| attr.size)
     }
 
     /// The attributes now: the server's, with the size that this client knows better. Dirty pages
     /// are written first, as the times come with it.
     ///
     /// # Errors
-    /// The backend's error.
+    /// The server's error.
     pub(crate) fn current_attr(self: &Arc<Self>) -> io::Result<Attr> {
         self.settled();
         if self.read_state().is_unwritten() {
             // A failure is for the next fsync or close to tell.
             let _ = self.write_and_wait(0, u64::MAX);
         }
-        let mut attr = self.cache.backend.files().getattr(self.node)?;
+        let mut attr = self.cache.server.getattr(self.node)?;
         let st = self.read_state();
         if st.knows_size() {
             attr.size = st.size;
@@ -200,7 +198,7 @@ impl Inode {
     /// numbers that the new server knows, or go where they can't or must not be written.
     fn reattached(self: &Arc<Self>, found: &Reattached<'_>) {
         let again = found.nodes.get(&self.node).copied();
-        let again = again.unwrap_or(Err(libc::ESTALE));
+        let again = again.unwrap_or(Err(Errno::STALE));
         let mut freed = Vec::new();
         let mut st = loop {
             // All of them fail at once.
@@ -225,27 +223,25 @@ impl Inode {
         self.rename(&mut st, node, handles);
         let writer = st.writer.as_ref().map(|writer| {
             let handle = found.handles.get(&(self.node, writer.fh));
-            handle.copied().unwrap_or(Err(libc::ESTALE))
+            handle.copied().unwrap_or(Err(Errno::STALE))
         });
         // Whether what is dirty goes, and with which error.
         let gone = match (again, writer) {
-            _ if found.written => Some(found.lost.then_some(libc::EIO)),
+            _ if found.written => Some(found.lost.then_some(Errno::IO)),
             (Err(code), _) | (_, Some(Err(code))) => Some(Some(code)),
             // Another program's changes are newer.
-            (Ok(again), _) if again.mtime > found.since => Some(Some(libc::EIO)),
+            (Ok(again), _) if again.mtime > found.since => Some(Some(Errno::IO)),
             _ => None,
         };
         if let Some(code) = gone {
-            if let Some(code) = code.filter(|_| dirty) {
-                let error = io::Error::from_raw_os_error(code);
+            if let Some(error) = code.filter(|_| dirty) {
                 let changed = again.is_ok_and(|again| again.mtime > found.since);
                 tracing::error!(node = self.node, %error, changed, "dirty pages are lost");
-                self.errors.set(code);
+                self.errors.set(error);
             }
             self.drop_pages(&mut st, &mut freed);
         }
         st.lease.orphan = dirty && gone.is_none();
-        st.seen = None;
         drop(st);
         self.cache.free(&mut freed);
         self.event.notify();
@@ -256,14 +252,14 @@ impl Inode {
     pub(super) fn take_lease(&self) -> Option<u64> {
         let mut st = self.state();
         let had = std::mem::replace(&mut st.lease.mode, Lease::None);
-        (had != Lease::None && self.cache.backend.is_shared()).then_some(st.lease.seq)
+        (had != Lease::None).then_some(st.lease.seq)
     }
 
     /// Answers a recall: writes what is dirty, drops what may not be kept, gives the lease back.
     pub(super) fn recall(self: &Arc<Self>, recall: Recall) {
-        let session = self.cache.backend.session();
+        let session = self.cache.server.session();
         // Else the pages are not this recall's any more.
-        let same = || session.is_some() && self.cache.backend.session() == session;
+        let same = || session.is_some() && self.cache.server.session() == session;
         {
             let mut st = self.state();
             let lease = &mut st.lease;
@@ -271,8 +267,8 @@ impl Inode {
                 // Given back already, or not known to be had yet: the call that asks finds out.
                 lease.recalled = lease.recalled.max(recall.seq);
                 drop(st);
-                let backend = &self.cache.backend;
-                return backend.return_lease(self.node, recall.seq, Lease::None);
+                let server = &self.cache.server;
+                return server.return_lease(self.node, recall.seq, Lease::None);
             }
             // A newer number: we have the older one until the answer that brings it comes.
             lease.recalled = lease.recalled.max(recall.seq);
@@ -309,7 +305,7 @@ impl Inode {
         st.lease.recalling = false;
         drop(st);
         self.cache.free(&mut freed);
-        self.cache.backend.return_lease(self.node, recall.seq, keep);
+        self.cache.server.return_lease(self.node, recall.seq, keep);
         self.event.notify();
     }
 
@@ -320,22 +316,25 @@ impl Inode {
     }
 }
 
-impl Cache {
-    /// A server came back.
-    pub(crate) fn reattached(&self, found: &Reattached<'_>) {
+impl Events for Cache {
+    fn reattached(&self, found: &Reattached<'_>) {
         for inode in self.inodes() {
             inode.reattached(found);
         }
         self.wake_flusher();
     }
 
-    /// Answers a recall of an inode that may not be known here any more.
-    pub(crate) fn recalled(&self, recall: Recall) {
+    /// Of an inode that may not be known here any more.
+    fn recalled(&self, recall: Recall) {
         match self.find(recall.node) {
             Some(inode) => inode.recall(recall),
             None => self
-                .backend
+                .server
                 .return_lease(recall.node, recall.seq, Lease::None),
         }
+    }
+
+    fn stats(&self) -> Stats {
+        Cache::stats(self)
     }
 }

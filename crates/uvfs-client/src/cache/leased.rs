@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backend::Lease;
+use crate::types::Lease;
 
 /// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -32,11 +32,11 @@ pub(super) struct Leased {
 }
 
 impl Leased {
-    /// Of a new inode; where no other client uses the files, everything may always be cached.
-    pub(super) fn new(shared: bool) -> Self {
+    /// That of a new inode: none.
+    pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
-            mode: if shared { Lease::None } else { Lease::Write },
+            mode: Lease::None,
             seq: 0,
             recalled: 0,
             recalling: false,

@@ -1,8 +1,8 @@
 //! The page cache: pages in a shared arena, an index per inode, writeback, reclaim.
 //!
 //! Locks, in the order in which they are taken: an inode's `write_lock` (writers, truncation), its
-//! `state` (the index; never held while waiting or calling the backend), the free list. No lock is
-//! held while a request is submitted, so a backend may end requests in the submitting thread.
+//! `state` (the index; never held while waiting or calling the server), the free list. No lock is
+//! held while a request is submitted, so a layer may end requests in the submitting thread.
 
 mod chunk;
 mod direct;
@@ -13,8 +13,8 @@ mod leased;
 pub(crate) mod memory;
 mod writeback;
 
+use rustix::io::{self, Errno};
 use std::collections::VecDeque;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -22,9 +22,12 @@ use uvfs_sys::lock;
 
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
-use crate::backend::{Backend, Lease, Limits, NodeId};
+use crate::connection::Connection;
+use crate::connection::pages::PageIo;
+use crate::error::Result;
 use crate::event::Event;
 use crate::stats::{Counters, Stats};
+use crate::types::{Lease, NodeId};
 
 pub(crate) use direct::{Direct, Then};
 pub(crate) use inode::{Fill, Inode, ReadStop};
@@ -39,47 +42,57 @@ pub(crate) const CARRIED: u32 = 16;
 /// ```
 /// use uvfs_client::Config;
 ///
-/// let small = Config {
-///     memory: 16 << 20,
-///     ..Config::default()
-/// };
-/// assert!(small.memory < Config::default().memory);
+/// let small = Config::default().memory(16 << 20).readahead(0);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes of the page arena, at least 1 MiB: the cache never holds more.
-    pub memory: usize,
-    /// Writers wait while more than this percentage of the pages is dirty or under writeback.
-    pub dirty_percent: u32,
-    /// Writeback starts above this percentage.
-    pub background_percent: u32,
-    /// Dirty pages are written after this long.
-    pub writeback_after: Duration,
-    /// Whether the cache stops growing, and gives clean pages back, when the memory of the machine
-    /// or of the process's control group is short.
-    pub yields: bool,
-    /// How far readahead may grow, in bytes; 0 turns it off.
-    pub readahead: usize,
+    pub(crate) memory: usize,
+    pub(crate) dirty_percent: u32,
+    pub(crate) background_percent: u32,
+    pub(crate) writeback_after: Duration,
+    pub(crate) yields: bool,
+    pub(crate) readahead: usize,
+    pub(crate) max_request: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            memory: 64 << 20,
+            memory: Self::MEMORY,
             dirty_percent: 40,
             background_percent: 10,
             writeback_after: Duration::from_secs(5),
             yields: true,
             readahead: 1 << 20,
+            max_request: 1 << 20,
         }
     }
 }
 
-pub(crate) fn errno(code: i32) -> io::Error {
-    io::Error::from_raw_os_error(code)
+impl Config {
+    /// Bytes of the page arena, unless [`Config::memory`] says otherwise.
+    pub const MEMORY: usize = 64 << 20;
+
+    option! {
+        /// Bytes of the page arena, at least 1 MiB: the cache never holds more.
+        memory: usize,
+        /// Writers wait while more than this percentage of the pages is dirty or under writeback.
+        dirty_percent: u32,
+        /// Writeback starts above this percentage.
+        background_percent: u32,
+        /// Dirty pages are written after this long.
+        writeback_after: Duration,
+        /// Whether the cache stops growing, and gives clean pages back, when the memory of the machine
+        /// or of the process's control group is short.
+        yields: bool,
+        /// How far readahead may grow, in bytes; 0 turns it off.
+        readahead: usize,
+        /// The most bytes of one read or write request, a multiple of 4096. The server may allow fewer.
+        max_request: usize,
+    }
 }
 
-/// An open file at the backend; closed when the last user (a `File`, the cache's writeback) is
+/// An open file at the server; closed when the last user (a `File`, the cache's writeback) is
 /// done with it.
 #[derive(Debug)]
 pub(crate) struct Handle {
@@ -95,7 +108,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn new(cache: &Arc<Cache>, node: NodeId, fh: u64) -> Arc<Self> {
-        let (session, _, server_fh) = cache.backend.names(node, fh);
+        let (session, _, server_fh) = cache.server.names(node, fh);
         Arc::new(Self {
             cache: Arc::downgrade(cache),
             node,
@@ -107,9 +120,9 @@ impl Handle {
     }
 
     /// Whether it is open in a session, too: files and locks may be lost with a server.
-    pub(crate) fn check(&self, backend: &dyn Backend, session: u64) -> io::Result<()> {
+    pub(crate) fn check(&self, server: &Connection, session: u64) -> io::Result<()> {
         if self.seen.load(Ordering::Relaxed) != session {
-            backend.still_open(self.node, self.fh)?;
+            server.still_open(self.node, self.fh)?;
             self.seen.store(session, Ordering::Relaxed);
         }
         Ok(())
@@ -119,15 +132,18 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(cache) = self.cache.upgrade() {
-            cache.backend.files().release(self.node, self.fh);
+            cache.server.release(self.node, self.fh);
         }
     }
 }
 
 pub(crate) struct Cache {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) server: Arc<Connection>,
+    /// Takes the reads and writes: the same, or a layer above it.
+    pub(crate) io: Arc<dyn PageIo>,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) limits: Limits,
+    /// Bytes of one request.
+    pub(crate) max_request: usize,
     pub(crate) config: Config,
     pub(crate) counters: Counters,
     /// Pages that the cache has.
@@ -165,15 +181,22 @@ impl std::fmt::Debug for Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(backend: Arc<dyn Backend>, config: Config) -> io::Result<Arc<Self>> {
-        let pages = u32::try_from(config.memory.max(1 << 20) / PAGE_SIZE)
-            .map_err(|_| errno(libc::EINVAL))?;
-        let arena = Arc::new(Arena::create(pages + backend.pages().reserved_pages())?);
-        backend.pages().attach(&arena)?;
-        let limits = backend.pages().limits();
+    pub(crate) fn new(
+        server: Connection,
+        config: Config,
+        layer_pages: u32,
+        layer: impl FnOnce(&Arc<Arena>, Arc<Connection>) -> Arc<dyn PageIo>,
+    ) -> Result<Arc<Self>> {
+        let pages =
+            u32::try_from(config.memory.max(1 << 20) / PAGE_SIZE).map_err(|_| Errno::INVAL)?;
+        let arena = Arena::create(pages + layer_pages + Connection::RESERVED_PAGES)?;
+        let (arena, server) = (Arc::new(arena), Arc::new(server));
+        server.attach(&arena)?;
+        let max_request = config.max_request.min(server.max_payload()).max(PAGE_SIZE);
         let percent = |p: u32| (u64::from(pages) * u64::from(p.min(95)) / 100).max(1);
         let cache = Arc::new(Self {
-            limits,
+            max_request,
+            io: layer(&arena, server.clone()),
             pages: u64::from(pages),
             free: Mutex::default(),
             cold: Mutex::new(memory::Cold::new(pages, config.yields)),
@@ -190,7 +213,7 @@ impl Cache {
             stop: AtomicBool::new(false),
             flusher_awake: AtomicBool::new(false),
             counters: Counters::default(),
-            backend,
+            server,
             arena,
             config,
         });
@@ -208,14 +231,14 @@ impl Cache {
         stats
     }
 
-    /// Waits for `check`, lending the thread to the backend first.
+    /// Waits for `check`, taking answers in this thread first.
     pub(crate) fn wait<T>(&self, event: &Event, mut check: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = check() {
             return found;
         }
         let began = Instant::now();
         let mut found = None;
-        self.backend.pages().poll(&mut || {
+        self.io.poll(&mut || {
             found = check();
             found.is_some()
         });
@@ -228,17 +251,12 @@ impl Cache {
     }
 
     /// The inode, made when it is new.
-    pub(crate) fn inode(
-        self: &Arc<Self>,
-        node: NodeId,
-        mtime: (i64, u32),
-        size: u64,
-    ) -> Arc<Inode> {
+    pub(crate) fn inode(self: &Arc<Self>, node: NodeId, size: u64) -> Arc<Inode> {
         let mut inodes = lock(&self.inodes);
         if let Some(inode) = inodes.get(&node) {
             return inode.clone();
         }
-        let inode = Inode::new(self, node, mtime, size);
+        let inode = Inode::new(self, node, size);
         inodes.insert(node, inode.clone());
         lock(&self.clock).push_back(Arc::downgrade(&inode));
         inode
@@ -252,7 +270,7 @@ impl Cache {
         lock(&self.inodes).get(&node).cloned()
     }
 
-    /// Forgets an inode that is closed and holds nothing, here and at the backend.
+    /// Forgets an inode that is closed and holds nothing, here and at the server.
     pub(crate) fn evict(&self, node: NodeId) {
         let mut inodes = lock(&self.inodes);
         match inodes.get(&node) {
@@ -261,12 +279,12 @@ impl Cache {
                 let lookups = inode.lookups.load(Ordering::Acquire);
                 let inode = inodes.remove(&node);
                 drop(inodes);
-                // The backend may know the node for longer, by its name.
+                // The server may know the node for longer, by its name.
                 if let Some(lease) = inode.as_ref().and_then(|inode| inode.take_lease()) {
-                    self.backend.return_lease(node, lease, Lease::None);
+                    self.server.return_lease(node, lease, Lease::None);
                 }
                 if lookups > 0 {
-                    self.backend.files().forget(node, lookups);
+                    self.server.forget(node, lookups);
                 }
                 drop(inode);
             }
@@ -392,7 +410,7 @@ impl Cache {
 
     /// The most pages of a writeback request.
     pub(super) fn request_pages(&self) -> usize {
-        (self.limits.max_write / PAGE_SIZE).clamp(1, 256)
+        (self.max_request / PAGE_SIZE).clamp(1, 256)
     }
 
     pub(super) fn add_dirty(&self, pages: u64) {
@@ -432,20 +450,19 @@ impl Cache {
     }
 
     /// Writes everything that is dirty and waits for it; tells of what fails.
-    pub(crate) fn write_all(&self, mut failed: impl FnMut(&Inode, io::Error)) {
+    pub(crate) fn write_all(&self, mut failed: impl FnMut(&Inode, Errno)) {
         let mut gone = false;
         for inode in self.inodes() {
             let mut written = inode.write_and_wait(0, u64::MAX);
             for _ in 0..CARRIED {
-                let lost = |e: &io::Error| e.raw_os_error() == Some(libc::ENOTCONN);
-                if gone || !written.as_ref().is_err_and(lost) {
+                if gone || written != Err(Errno::NOTCONN) {
                     break;
                 }
-                if self.backend.has_written() {
+                if self.server.has_written() {
                     return;
                 }
                 // One wait is enough for all of them.
-                gone = self.backend.reconnect().is_err();
+                gone = self.server.reconnect().is_err();
                 written = inode.write_and_wait(0, u64::MAX);
             }
             if let Err(error) = written {
@@ -484,12 +501,11 @@ impl Cache {
             if !started && !inode.under_writeback() {
                 // Our own pages cannot go: their writeback fails. Others' may.
                 if let Some(code) = inode.failing() {
-                    return Err(errno(code));
+                    return Err(code);
                 }
                 self.wake_flusher();
             }
             let room = || self.has_room().then_some(());
-            self.backend.pages().help(&mut || self.has_room());
             let waited = self.room.wait_timeout(room, Duration::from_millis(20));
             if waited.is_some() {
                 return Ok(());
@@ -516,7 +532,7 @@ impl Cache {
             cache.flusher_awake.store(false, Ordering::Relaxed);
             for inode in cache.inodes() {
                 // Without a server it would only fail.
-                if cache.backend.session().is_none() {
+                if cache.server.session().is_none() {
                     break;
                 }
                 if inode.wants_writeback(cache.config.writeback_after) || cache.above_background() {
@@ -543,8 +559,7 @@ impl Cache {
         let inodes = std::mem::take(&mut *lock(&self.inodes));
         for (node, inode) in inodes {
             inode.closed();
-            self.backend
-                .files()
+            self.server
                 .forget(node, inode.lookups.load(Ordering::Acquire));
         }
     }

@@ -1,17 +1,17 @@
 //! Writeback: from dirty pages to requests and back, one lock acquisition at each end.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::io::{self, Errno};
 use uvfs_queue::arena::{PAGE_SIZE, Span};
 use uvfs_queue::pair::Seg;
 
 use super::Handle;
 use super::chunk::{Bits, CHUNK_PAGES, Chunk};
 use super::inode::{InFlight, Inode, State, push_seg};
-use crate::backend::{Op, Request};
+use crate::connection::pages::{Op, Request};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// How long background writeback leaves an inode alone after a failure.
@@ -214,8 +214,8 @@ impl Inode {
         let failed = match result {
             Ok(n) if n >= len => None,
             // The kernel's name for a write that ends short without saying why.
-            Ok(_) => Some(libc::EIO),
-            Err(e) => Some(e.raw_os_error().unwrap_or(libc::EIO)),
+            Ok(_) => Some(Errno::IO),
+            Err(e) => Some(e),
         };
         let mut freed = Vec::new();
         let mut cleaned = 0;
@@ -270,8 +270,8 @@ impl Inode {
                 }
             }
             Some(code) => {
-                let session = self.cache.backend.session();
-                if code == libc::ENOTCONN && session != Some(st.session) {
+                let session = self.cache.server.session();
+                if code == Errno::NOTCONN && session != Some(st.session) {
                     // The server went: no error of the file's, what is dirty waits for the next.
                     self.unsent.fetch_add(1, Ordering::AcqRel);
                 } else {
@@ -333,7 +333,7 @@ impl Inode {
         }
         let any = !batch.is_empty();
         if any {
-            self.cache.backend.pages().submit(&mut batch);
+            self.cache.io.submit(&mut batch);
         }
         any
     }
@@ -358,7 +358,7 @@ impl Inode {
     }
 
     /// The errno with which writeback fails at the moment.
-    pub(super) fn failing(&self) -> Option<i32> {
+    pub(super) fn failing(&self) -> Option<Errno> {
         self.read_state().failing
     }
 
@@ -368,7 +368,7 @@ impl Inode {
             .start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay)
             .batch;
         if !batch.is_empty() {
-            self.cache.backend.pages().submit(&mut batch);
+            self.cache.io.submit(&mut batch);
         }
     }
 
@@ -388,7 +388,7 @@ impl Inode {
         if batch.is_empty() {
             return;
         }
-        self.cache.backend.pages().carry_out(&mut batch);
+        self.cache.io.submit(&mut batch);
         let few = || (self.read_state().in_flight.len() <= STREAM_REQUESTS).then_some(());
         if few().is_none() {
             self.event.wait_timeout(few, STREAM_PATIENCE);
@@ -426,7 +426,7 @@ impl Inode {
         let Started { mut batch, busy } =
             self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, Behind::Stay);
         if !batch.is_empty() {
-            self.cache.backend.pages().submit(&mut batch);
+            self.cache.io.submit(&mut batch);
         }
         flush.busy = busy;
         flush.before = self.read_state().next_request;
@@ -440,10 +440,10 @@ impl Inode {
                 return None;
             }
             if let Some(code) = self.errors.after(flush.errors) {
-                return Some(Err(io::Error::from_raw_os_error(code)));
+                return Some(Err(code));
             }
             if self.unsent.load(Ordering::Acquire) != flush.unsent {
-                return Some(Err(io::Error::from_raw_os_error(libc::ENOTCONN)));
+                return Some(Err(Errno::NOTCONN));
             }
             if !flush.busy {
                 return Some(Ok(()));
@@ -477,7 +477,7 @@ impl Inode {
             let Started { mut batch, busy } =
                 self.start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay);
             if !batch.is_empty() {
-                self.cache.backend.pages().submit(&mut batch);
+                self.cache.io.submit(&mut batch);
             }
             let before = self.read_state().next_request;
             self.wait_in_flight(first, last, before);
@@ -504,9 +504,9 @@ impl Inode {
         let code = match self.errors.after(errors) {
             Some(code) => code,
             None if self.unsent.load(Ordering::Acquire) == unsent => return Ok(()),
-            None => libc::ENOTCONN,
+            None => Errno::NOTCONN,
         };
-        Err(io::Error::from_raw_os_error(code))
+        Err(code)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Readahead: what is read before it is asked for, and what the caller says about that.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{File, PAGE};
-use crate::backend::Lease;
 use crate::cache::Fill;
+use crate::error::{Doing, Result};
+use crate::types::Lease;
 use uvfs_sys::lock;
 
 /// The first readahead window, in pages.
@@ -43,7 +43,7 @@ impl File {
     ///
     /// # Errors
     /// With [`Advice::DontNeed`], that of the writeback.
-    pub fn advise(&self, advice: Advice, offset: u64, len: u64) -> io::Result<()> {
+    pub fn advise(&self, advice: Advice, offset: u64, len: u64) -> Result<()> {
         let f = &*self.0;
         let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
         match advice {
@@ -56,7 +56,8 @@ impl File {
             }
             Advice::WillNeed => {}
             Advice::DontNeed => {
-                self.retried(|| f.inode.write_and_wait(first, last))?;
+                let written = self.retried(|| f.inode.write_and_wait(first, last));
+                written.doing("writing back", &f.name)?;
                 f.inode.invalidate_range(first, last, None);
             }
         }

@@ -1,28 +1,34 @@
 //! Copying from file to file.
 
 use std::cell::Cell;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{File, Flags, PAGE, errno_of};
-use crate::cache::errno;
+use rustix::io::{self, Errno};
 
-/// Bytes that are copied at once where the backend can't copy.
+use super::{File, Flags, PAGE};
+use crate::error::{Doing, Result};
+
+/// Bytes that are copied at once where the server can't copy.
 const COPY: usize = 1 << 20;
 
 impl File {
     /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another, or elsewhere in
-    /// the same one, as copy_file_range(2): at the server, where the backend can. Answers how many;
+    /// the same one, as copy_file_range(2): at the server, where the server can. Answers how many;
     /// fewer at the end of this file, and when it was told to stop.
     ///
     /// # Errors
     /// `EBADF` when this file is not open for reading, or the other not for writing or for appending;
-    /// `EINVAL` for impossible or overlapping ranges; and what the backend answers.
-    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
+    /// `EINVAL` for impossible or overlapping ranges; and what the server answers.
+    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
+        let copied = self.copy(offset, to, to_offset, len);
+        copied.doing("copying", &self.0.name)
+    }
+
+    fn copy(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
         let (f, t) = (&*self.0, &*to.0);
         if !f.readable || !t.writable || t.append {
-            return Err(errno(libc::EBADF));
+            return Err(Errno::BADF);
         }
         let end = |offset: u64| {
             offset
@@ -30,20 +36,19 @@ impl File {
                 .filter(|&end| end <= i64::MAX as u64)
         };
         let (Some(from_end), Some(to_end)) = (end(offset), end(to_offset)) else {
-            return Err(errno(libc::EINVAL));
+            return Err(Errno::INVAL);
         };
         let same = Arc::ptr_eq(&f.cache, &t.cache);
         let one = same && f.inode.node == t.inode.node;
         if one && offset < to_end && to_offset < from_end {
-            return Err(errno(libc::EINVAL));
+            return Err(Errno::INVAL);
         }
         if len == 0 {
             return Ok(0);
         }
         if same {
             match self.copy_at_server(offset, to, to_offset, len) {
-                Err(e) if matches!(errno_of(&e), libc::EOPNOTSUPP | libc::ENOSYS | libc::EXDEV) => {
-                }
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV) => {}
                 other => return other,
             }
         }
@@ -56,11 +61,11 @@ impl File {
         t.inode.wait_direct();
         t.wrote.store(true, Ordering::Relaxed);
         let copied = to.retried_until(&Cell::new(false), |session| {
-            f.handle.check(&*f.cache.backend, session)?;
+            f.handle.check(&f.cache.server, session)?;
             // All of both: what the server takes for their ends must be so.
             f.inode.write_and_wait(0, u64::MAX)?;
             t.inode.write_and_wait(0, u64::MAX)?;
-            f.cache.backend.files().copy_range(
+            f.cache.server.copy_range(
                 (f.inode.node, f.handle.fh),
                 offset,
                 (t.inode.node, t.handle.fh),
@@ -88,8 +93,8 @@ impl File {
         while done < len {
             let want = usize::try_from(len - done).unwrap_or(COPY).min(COPY);
             let moved = self
-                .read_at(&mut buf[..want], offset + done, Flags::empty())
-                .and_then(|n| to.write_at(&buf[..n], to_offset + done, Flags::empty()));
+                .read(&mut buf[..want], offset + done, Flags::empty())
+                .and_then(|n| to.write(&buf[..n], to_offset + done, Flags::empty()));
             match moved {
                 Ok(0) => break,
                 Ok(n) => done += n as u64,

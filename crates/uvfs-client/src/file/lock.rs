@@ -1,13 +1,14 @@
 //! Locks of open files: of ranges of bytes as fcntl(2)'s open file description locks, and of whole
 //! files as flock(2) and [`std::fs::File::lock`].
 
-use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::Ordering;
 
+use rustix::io::{self, Errno};
+
 use super::{File, FileInner};
-use crate::backend::{LockKind, LockRequest, RangeLock};
-use crate::cache::errno;
+use crate::error::{Doing, Result};
+use crate::types::{LockKind, LockRequest, RangeLock};
 
 /// The last byte that a lock can have.
 const LAST: u64 = i64::MAX as u64;
@@ -26,7 +27,7 @@ fn bounds(range: impl RangeBounds<u64>) -> io::Result<(u64, u64)> {
     };
     match (start, end) {
         (Some(start), Some(end)) if start <= end => Ok((start, end)),
-        _ => Err(errno(libc::EINVAL)),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -40,79 +41,87 @@ impl File {
     ///
     /// # Errors
     /// `EINVAL` for an empty range, `EBADF` when the file is not open in the right way, `ENOLCK`
-    /// when the server has too many that wait, and what the backend answers.
-    pub fn lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> io::Result<()> {
-        let (start, end) = bounds(range)?;
-        self.change_lock(false, Some(kind), start, end, true)
+    /// when the server has too many that wait, and what the server answers.
+    pub fn lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> Result<()> {
+        self.change_lock(false, Some(kind), bounds(range), true)
     }
 
-    /// As [`File::lock_range`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when
+    /// As [`File::lock_range`], but fails with `EAGAIN` ([`ErrnoKind::WouldBlock`]) when
     /// another owner has a lock in the way.
     ///
     /// # Errors
     /// As [`File::lock_range`].
-    pub fn try_lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> io::Result<()> {
-        let (start, end) = bounds(range)?;
-        self.change_lock(false, Some(kind), start, end, false)
+    pub fn try_lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> Result<()> {
+        self.change_lock(false, Some(kind), bounds(range), false)
     }
 
     /// Gives back what this file has locked of a range.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, and what the backend answers.
-    pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> io::Result<()> {
-        let (start, end) = bounds(range)?;
-        self.change_lock(false, None, start, end, false)
+    /// `EINVAL` for an empty range, and what the server answers.
+    pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.change_lock(false, None, bounds(range), false)
     }
 
     /// The first lock of another owner that is in the way of one like this, if there is one.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, and what the backend answers.
+    /// `EINVAL` for an empty range, and what the server answers.
     pub fn test_lock_range(
         &self,
         kind: LockKind,
         range: impl RangeBounds<u64>,
-    ) -> io::Result<Option<RangeLock>> {
-        let (start, end) = bounds(range)?;
+    ) -> Result<Option<RangeLock>> {
         let f = &*self.0;
+        let (start, end) = bounds(range).doing("testing a lock of", &f.name)?;
         let request = f.lock_request(false, Some(kind), start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.retried(|| f.cache.backend.files().test_lock(node, fh, &request))
+        let found = self.retried(|| f.cache.server.test_lock(node, fh, &request));
+        found.doing("testing a lock of", &f.name)
     }
 
     /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
     /// nothing of each other.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn lock(&self, kind: LockKind) -> io::Result<()> {
-        self.change_lock(true, Some(kind), 0, LAST, true)
+    /// The server's error.
+    pub fn lock(&self, kind: LockKind) -> Result<()> {
+        self.change_lock(true, Some(kind), Ok((0, LAST)), true)
     }
 
-    /// As [`File::lock`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when another
+    /// As [`File::lock`], but fails with `EAGAIN` ([`ErrnoKind::WouldBlock`]) when another
     /// owner has it.
     ///
     /// # Errors
     /// As [`File::lock`].
-    pub fn try_lock(&self, kind: LockKind) -> io::Result<()> {
-        self.change_lock(true, Some(kind), 0, LAST, false)
+    pub fn try_lock(&self, kind: LockKind) -> Result<()> {
+        self.change_lock(true, Some(kind), Ok((0, LAST)), false)
     }
 
     /// Gives the lock of [`File::lock`] back.
     ///
     /// # Errors
-    /// The backend's error.
-    pub fn unlock(&self) -> io::Result<()> {
-        self.change_lock(true, None, 0, LAST, false)
+    /// The server's error.
+    pub fn unlock(&self) -> Result<()> {
+        self.change_lock(true, None, Ok((0, LAST)), false)
     }
 
     fn change_lock(
         &self,
         flock: bool,
         kind: Option<LockKind>,
-        start: u64,
-        end: u64,
+        range: io::Result<(u64, u64)>,
+        wait: bool,
+    ) -> Result<()> {
+        let changed = range.and_then(|range| self.lock_or_unlock(flock, kind, range, wait));
+        changed.doing("locking", &self.0.name)
+    }
+
+    fn lock_or_unlock(
+        &self,
+        flock: bool,
+        kind: Option<LockKind>,
+        (start, end): (u64, u64),
         wait: bool,
     ) -> io::Result<()> {
         let f = &*self.0;
@@ -122,7 +131,7 @@ impl File {
             _ => true,
         };
         if !allowed {
-            return Err(errno(libc::EBADF));
+            return Err(Errno::BADF);
         }
         if kind.is_none() {
             // The next owner is to find the data that was written under the lock.
@@ -133,7 +142,7 @@ impl File {
         }
         let request = f.lock_request(flock, kind, start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.retried(|| f.cache.backend.files().lock(node, fh, &request, wait))
+        self.retried(|| f.cache.server.lock(node, fh, &request, wait))
     }
 }
 
@@ -162,7 +171,7 @@ impl FileInner {
                 let _ = self.inode.write_and_wait(0, u64::MAX);
                 let all = self.lock_request(flock, None, 0, LAST);
                 let (node, fh) = (self.handle.node, self.handle.fh);
-                let _ = self.cache.backend.files().lock(node, fh, &all, false);
+                let _ = self.cache.server.lock(node, fh, &all, false);
             }
         }
     }

@@ -4,9 +4,13 @@
 ///
 /// ```
 /// # use uvfs_client::{Client, Config, OpenOptions};
-/// # fn main() -> std::io::Result<()> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
+/// # let fs = uvfs_passthrough::Passthrough::open(dir.path(), uvfs_passthrough::Options::default())?;
+/// # let session = uvfs_server::Session::unmounted(fs, uvfs_server::SessionOptions::default())?;
+/// # let limits = uvfs_server::ClientLimits::default();
+/// # let (_serving, socket) = uvfs_server::in_process(&std::sync::Arc::new(session), limits)?;
+/// # let client = Client::new(socket.into(), Config::default())?;
 /// let file = client.open("log", OpenOptions::new().append(true).create(true))?;
 /// assert_eq!(file.size(), 0);
 /// assert!(client.open("log", OpenOptions::new().write(true).create_new(true)).is_err());
@@ -32,17 +36,6 @@ impl Default for OpenOptions {
     }
 }
 
-macro_rules! option {
-    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
-        $($(#[$doc])*
-        #[must_use]
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $name;
-            self
-        })*
-    };
-}
-
 impl OpenOptions {
     /// Nothing set; permissions 0666 for new files.
     pub fn new() -> Self {
@@ -57,6 +50,7 @@ impl OpenOptions {
             synchronous: false,
         }
     }
+
     option! {
         /// For reading.
         read: bool,

@@ -1,24 +1,32 @@
 //! Reading: through the cache, or past it.
 
-use std::io::{self, IoSliceMut};
+use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{File, Flags, PAGE, checked_end, errno_of};
-use crate::backend::{Lease, Op};
-use crate::cache::{Direct, Fill, ReadStop, errno};
+use rustix::io::{self, Errno};
+
+use super::{File, Flags, PAGE, checked_end};
+use crate::cache::{Direct, Fill, ReadStop};
+use crate::connection::pages::Op;
+use crate::error::{Doing, Result};
 use crate::pending::{Pending, Step};
+use crate::types::Lease;
 
 impl File {
     /// Reads at `offset` until `buf` is full or the file ends.
     ///
     /// # Errors
     /// `EBADF` when the file is not open for reading, `EINVAL` for an impossible offset, and what
-    /// the backend answers.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+    /// the server answers.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: Flags) -> Result<usize> {
+        self.read(buf, offset, flags).doing("reading", &self.0.name)
+    }
+
+    pub(super) fn read(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
         let f = &*self.0;
         if !f.readable {
-            return Err(errno(libc::EBADF));
+            return Err(Errno::BADF);
         }
         if buf.is_empty() {
             return Ok(0);
@@ -44,7 +52,7 @@ impl File {
         bufs: &mut [IoSliceMut<'_>],
         offset: u64,
         flags: Flags,
-    ) -> io::Result<usize> {
+    ) -> Result<usize> {
         let mut done = 0;
         for buf in bufs {
             match self.read_at(buf, offset + done as u64, flags) {
@@ -65,16 +73,16 @@ impl File {
     pub fn submit_read_at(&self, mut buf: Vec<u8>, offset: u64, flags: Flags) -> Pending<Vec<u8>> {
         let f = &*self.0;
         let direct = flags.contains(Flags::DIRECT);
-        let ready = |result| Pending::ready(&f.cache, &f.inode, result);
+        let ready = |result| Pending::ready(self, "reading", result);
         if !f.readable {
-            return ready(Err(errno(libc::EBADF)));
+            return ready(Err(Errno::BADF));
         }
         if let Err(e) = checked_end(offset, buf.len()) {
             return ready(Err(e));
         }
         if buf.is_empty() || (direct && f.inode.direct_round(buf.len()) < buf.len()) {
             // Larger than the bounce pages allow at once: in rounds, here.
-            return ready(self.read_at(&mut buf, offset, flags).map(|n| {
+            return ready(self.read(&mut buf, offset, flags).map(|n| {
                 buf.truncate(n);
                 buf
             }));
@@ -96,7 +104,7 @@ impl File {
                 buf,
                 copied: 0,
             };
-            return Pending::new(&f.cache, &f.inode, step);
+            return Pending::new(self, "reading", step);
         }
         f.inode.lease(Lease::Read);
         let step = BufferedRead {
@@ -109,7 +117,7 @@ impl File {
             fill: None,
             direct: None,
         };
-        Pending::new(&f.cache, &f.inode, step)
+        Pending::new(self, "reading", step)
     }
 
     fn read_buffered(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
@@ -132,7 +140,7 @@ impl File {
                 ReadStop::NoLease => {
                     let rest = &mut buf[done..];
                     let read = match self.read_direct(rest, at, flags) {
-                        Err(e) if errno_of(&e) == libc::EIO => self.read_pages(rest, at, flags),
+                        Err(Errno::IO) => self.read_pages(rest, at, flags),
                         read => read,
                     };
                     return match read {
@@ -143,7 +151,7 @@ impl File {
                 ReadStop::Miss(page) => {
                     let last = (offset + buf.len() as u64 - 1) / PAGE;
                     failed = match self.bring(page, last, singly, dontcache) {
-                        Err(libc::EIO) if !singly => {
+                        Err(Errno::IO) if !singly => {
                             singly = true;
                             None
                         }
@@ -159,12 +167,12 @@ impl File {
             stop = next;
         }
         self.after_read(offset, done, dontcache);
-        failed.map_or(Ok(done), |code| cut_short(done, errno(code)))
+        failed.map_or(Ok(done), |code| cut_short(done, code))
     }
 
     /// Has a page that is missing for a read up to page `last` read, alone or with those behind it, and waits
     /// for it.
-    fn bring(&self, page: u64, last: u64, singly: bool, dontcache: bool) -> Result<(), i32> {
+    fn bring(&self, page: u64, last: u64, singly: bool, dontcache: bool) -> io::Result<()> {
         let f = &*self.0;
         let fill = if f.inode.is_reading(page) {
             // Readahead or another reader brings it.
@@ -263,8 +271,8 @@ impl File {
 
 /// The result of a read that failed after `done` bytes: their number, unless it is to be made again from
 /// the beginning, should the server come back.
-fn cut_short(done: usize, error: io::Error) -> io::Result<usize> {
-    match done == 0 || errno_of(&error) == libc::ENOTCONN {
+fn cut_short(done: usize, error: Errno) -> io::Result<usize> {
+    match done == 0 || error == Errno::NOTCONN {
         true => Err(error),
         false => Ok(done),
     }
@@ -331,7 +339,7 @@ impl BufferedRead {
             let asked = self.round();
             let moved = match direct.result() {
                 Ok(moved) => moved,
-                Err(e) if errno_of(&e) == libc::EIO && !self.singly => {
+                Err(Errno::IO) if !self.singly => {
                     (self.direct, self.singly) = (None, true);
                     return Some(Ok(true));
                 }
@@ -351,11 +359,11 @@ impl BufferedRead {
             return None;
         }
         match fill.error() {
-            Some(libc::EIO) if !self.singly => {
+            Some(Errno::IO) if !self.singly => {
                 self.singly = true;
                 Some(Ok(true))
             }
-            Some(code) if self.done == 0 => Some(Err(errno(code))),
+            Some(code) if self.done == 0 => Some(Err(code)),
             failed => Some(Ok(failed.is_none())),
         }
     }

@@ -1,13 +1,15 @@
 //! Calls that are begun here and end in another thread: what asynchronous I/O interfaces of other
 //! programs are made of.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Weak;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::{File, Flags, checked_end};
-use crate::backend::Op;
 use crate::cache::{Cache, Direct, Then};
+use crate::connection::pages::Op;
 
 /// The data of a direct read, to be copied out of the cache's pages.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Driver {
     /// Ends what has been answered, for a short while or until `done`, in this thread.
     pub fn drive(&self, mut done: impl FnMut() -> bool) {
         if let Some(cache) = self.0.upgrade() {
-            cache.backend.pages().poll(&mut done);
+            cache.io.poll(&mut done);
         }
     }
 
@@ -77,7 +79,7 @@ impl File {
         len: usize,
         offset: u64,
         flags: Flags,
-        done: impl FnOnce(io::Result<Landed<'_>>) + Send + 'static,
+        done: impl FnOnce(Result<Landed<'_>, Errno>) + Send + 'static,
     ) -> bool {
         let f = &*self.0;
         if !flags.contains(Flags::DIRECT)
@@ -118,7 +120,7 @@ impl File {
         bufs: &[IoSlice<'_>],
         offset: u64,
         flags: Flags,
-        done: impl FnOnce(io::Result<usize>) + Send + 'static,
+        done: impl FnOnce(Result<usize, Errno>) + Send + 'static,
     ) -> bool {
         let f = &*self.0;
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -144,20 +146,23 @@ impl File {
 
     /// Writes what is dirty, and begins to make data (and, unless `data_only`, attributes) durable;
     /// `done` as for [`File::begin_read_at`].
-    pub fn begin_sync(&self, data_only: bool, done: impl FnOnce(io::Result<()>) + Send + 'static) {
+    pub fn begin_sync(
+        &self,
+        data_only: bool,
+        done: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
         if let Err(error) = self.sync_range(0, u64::MAX) {
             return done(Err(error));
         }
         let f = &*self.0;
         // It stays open until then.
         let handle = f.handle.clone();
-        let end = Box::new(move |result: io::Result<usize>| {
+        let end = Box::new(move |result: Result<usize, Errno>| {
             done(result.map(drop));
             drop(handle);
         });
         f.cache
-            .backend
-            .files()
+            .server
             .submit_fsync(f.handle.node, f.handle.fh, data_only, end);
     }
 }

@@ -1,12 +1,13 @@
 //! Writing back what is dirty, making it durable, and closing.
 
-use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::{File, PAGE};
-use crate::cache::{Flush, errno};
+use crate::cache::Flush;
+use crate::error::{Doing, Result};
 use crate::pending::{Pending, Step};
+use rustix::io;
 use uvfs_sys::lock;
 
 impl File {
@@ -14,17 +15,18 @@ impl File {
     ///
     /// # Errors
     /// That of a writeback that failed since this file last heard of one (its pages stay dirty,
-    /// and are tried again), and what the backend answers.
-    pub fn sync_data(&self) -> io::Result<()> {
-        self.sync(0, u64::MAX, true)
+    /// and are tried again), and what the server answers.
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync(0, u64::MAX, true).doing("syncing", &self.0.name)
     }
 
     /// Writes what is dirty and makes data and attributes durable, as fsync(2).
     ///
     /// # Errors
     /// As [`File::sync_data`].
-    pub fn sync_all(&self) -> io::Result<()> {
-        self.sync(0, u64::MAX, false)
+    pub fn sync_all(&self) -> Result<()> {
+        let synced = self.sync(0, u64::MAX, false);
+        synced.doing("syncing", &self.0.name)
     }
 
     /// Starts [`File::sync_all`], or with `data_only` [`File::sync_data`]: of what is written when
@@ -32,7 +34,7 @@ impl File {
     pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
         let f = &*self.0;
         if let Err(e) = self.retried(|| Ok(())) {
-            return Pending::ready(&f.cache, &f.inode, Err(e));
+            return Pending::ready(self, "syncing", Err(e));
         }
         let step = SyncStep {
             file: self.clone(),
@@ -40,7 +42,7 @@ impl File {
             flush: f.inode.start_flush(),
             end: None,
         };
-        Pending::new(&f.cache, &f.inode, step)
+        Pending::new(self, "syncing", step)
     }
 
     /// Writes what is dirty of a range, as sync_file_range(2): `wait` for it, or only start. Nothing
@@ -48,10 +50,11 @@ impl File {
     ///
     /// # Errors
     /// When waiting, that of a writeback that failed since this file last heard of one.
-    pub fn write_back(&self, offset: u64, len: u64, wait: bool) -> io::Result<()> {
+    pub fn write_back(&self, offset: u64, len: u64, wait: bool) -> Result<()> {
         let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
         if wait {
-            return self.sync_range(first, last);
+            let written = self.sync_range(first, last);
+            return written.doing("writing back", &self.0.name);
         }
         self.0.inode.write_range(first, last);
         Ok(())
@@ -62,21 +65,13 @@ impl File {
     ///
     /// # Errors
     /// That of a writeback that failed since this file last heard of one.
-    pub fn close(self) -> io::Result<()> {
+    pub fn close(self) -> Result<()> {
         let f = &*self.0;
-        if !f.wrote.load(Ordering::Relaxed) {
-            return f
-                .inode
-                .errors
-                .check(&f.errors)
-                .map_or(Ok(()), |code| Err(errno(code)));
-        }
-        self.sync_range(0, u64::MAX)?;
-        // The pages are what the server now has: worth keeping for the next open.
-        if let Ok(attr) = f.cache.backend.files().getattr(f.inode.node) {
-            f.inode.saw(attr.mtime, attr.size);
-        }
-        Ok(())
+        let written = match f.wrote.load(Ordering::Relaxed) {
+            true => self.sync_range(0, u64::MAX),
+            false => f.inode.errors.check(&f.errors).map_or(Ok(()), Err),
+        };
+        written.doing("closing", &f.name)
     }
 
     /// Writes a range and reports an error that this open file has not heard of.
@@ -84,7 +79,7 @@ impl File {
         let f = &*self.0;
         let written = self.retried(|| f.inode.write_and_wait(first, last));
         match f.inode.errors.check(&f.errors) {
-            Some(code) => Err(errno(code)),
+            Some(error) => Err(error),
             None => written,
         }
     }
@@ -94,10 +89,7 @@ impl File {
         let f = &*self.0;
         self.sync_range(first, last)?;
         // Data that the server had taken was in the file when it went, and is not to be written again.
-        self.retried(|| {
-            let backend = &f.cache.backend;
-            backend.files().fsync(f.handle.node, f.handle.fh, data_only)
-        })
+        self.retried(|| f.cache.server.fsync(f.handle.node, f.handle.fh, data_only))
     }
 
     /// Writes what is dirty, if this file has written.
@@ -109,12 +101,12 @@ impl File {
     }
 }
 
-/// A submitted sync: first the writeback, then the backend.
+/// A submitted sync: first the writeback, then the server.
 struct SyncStep {
     file: File,
     data_only: bool,
     flush: Flush,
-    /// The backend's answer, once it was asked.
+    /// The server's answer, once it was asked.
     end: Option<Arc<Mutex<Option<io::Result<usize>>>>>,
 }
 
@@ -125,7 +117,7 @@ impl Step<()> for SyncStep {
             return lock(end).take().map(|result| result.map(drop));
         }
         let written = f.inode.step_flush(&mut self.flush)?;
-        let failed = f.inode.errors.check(&f.errors).map(errno);
+        let failed = f.inode.errors.check(&f.errors);
         if let Some(error) = failed.or(written.err()) {
             return Some(Err(error));
         }
@@ -137,10 +129,7 @@ impl Step<()> for SyncStep {
             inode.event.notify();
         });
         let (node, fh) = (f.handle.node, f.handle.fh);
-        f.cache
-            .backend
-            .files()
-            .submit_fsync(node, fh, self.data_only, done);
+        f.cache.server.submit_fsync(node, fh, self.data_only, done);
         // Perhaps at once.
         self.step()
     }

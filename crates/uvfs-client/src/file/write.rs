@@ -1,14 +1,18 @@
 //! Writing: through the cache, or past it.
 
 use std::cell::Cell;
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, RwLockReadGuard};
 
+use rustix::io::{self, Errno};
+
 use super::{File, Flags, PAGE, checked_end};
-use crate::backend::{Lease, Op};
-use crate::cache::{Direct, errno};
+use crate::cache::Direct;
+use crate::connection::pages::Op;
+use crate::error::{Doing, Result};
 use crate::pending::{Pending, Step};
+use crate::types::Lease;
 
 /// Requests of one file that uncached writes keep under way.
 const UNCACHED_REQUESTS: usize = 8;
@@ -40,9 +44,9 @@ impl File {
     ///
     /// # Errors
     /// `EBADF` when the file is not open for writing, `EINVAL` for an impossible offset, `EFBIG`
-    /// beyond the largest one, and what the backend answers. After part was written, the error
+    /// beyond the largest one, and what the server answers. After part was written, the error
     /// comes with the next call.
-    pub fn write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> io::Result<usize> {
+    pub fn write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> Result<usize> {
         self.write_vectored_at(&[IoSlice::new(buf)], offset, flags)
     }
 
@@ -56,9 +60,14 @@ impl File {
         bufs: &[IoSlice<'_>],
         offset: u64,
         flags: Flags,
-    ) -> io::Result<usize> {
-        self.write_where(bufs, (!self.0.append).then_some(offset), flags)
-            .map(|(_, n)| n)
+    ) -> Result<usize> {
+        let written = self.write_where(bufs, (!self.0.append).then_some(offset), flags);
+        written.map(|(_, n)| n).doing("writing", &self.0.name)
+    }
+
+    pub(super) fn write(&self, buf: &[u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let at = (!self.0.append).then_some(offset);
+        Ok(self.write_where(&[IoSlice::new(buf)], at, flags)?.1)
     }
 
     /// Starts a write. The data is copied before this returns. A buffered write is then done
@@ -66,13 +75,13 @@ impl File {
     /// way; one that makes the file longer waits for its pieces here.
     pub fn submit_write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> Pending<usize> {
         let f = &*self.0;
-        let ready = |result| Pending::ready(&f.cache, &f.inode, result);
+        let ready = |result| Pending::ready(self, "writing", result);
         if !self.is_sent_whole(offset, buf.len(), flags) {
-            return ready(self.write_at(buf, offset, flags));
+            return ready(self.write(buf, offset, flags));
         }
         let within = match self.prepare_write(offset, buf.len()) {
             Ok(Some(within)) => within,
-            Ok(None) => return ready(self.write_at(buf, offset, flags)),
+            Ok(None) => return ready(self.write(buf, offset, flags)),
             Err(e) => return ready(Err(e)),
         };
         let data = [IoSlice::new(buf)];
@@ -82,7 +91,7 @@ impl File {
             .start_write(&f.handle, offset, &data, dontcache, None);
         drop(within);
         f.cache.counters.bytes_in(buf.len() as u64);
-        Pending::new(&f.cache, &f.inode, DirectWrite(direct))
+        Pending::new(self, "writing", DirectWrite(direct))
     }
 
     /// Whether all pieces of a write can be sent at once and left to themselves, if it ends within
@@ -127,11 +136,11 @@ impl File {
     ) -> io::Result<(u64, usize)> {
         let f = &*self.0;
         if !f.writable {
-            return Err(errno(libc::EBADF));
+            return Err(Errno::BADF);
         }
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         if len == 0 {
-            return Ok((offset.map_or_else(|| self.current_size(), Ok)?, 0));
+            return Ok((offset.map_or_else(|| self.end(), Ok)?, 0));
         }
         if let Some(offset) = offset {
             checked_end(offset, len)?;
@@ -140,22 +149,19 @@ impl File {
         if !f.wrote.load(Ordering::Relaxed) {
             f.wrote.store(true, Ordering::Relaxed);
         }
-        let shared = f.cache.backend.is_shared();
         let begun = Cell::new(false);
         let write = |session| -> io::Result<(u64, usize)> {
             let written = match offset {
-                None if shared => self.append_shared(bufs, len, flags, &begun)?,
-                _ if flags.contains(Flags::DIRECT) => {
-                    self.write_direct(bufs, len, offset, flags)?
+                None => self.write_at_end(bufs, len, flags, &begun)?,
+                Some(at) if flags.contains(Flags::DIRECT) => {
+                    (at, self.write_direct(bufs, len, at, flags)?)
                 }
-                _ => self.write_cached(bufs, len, offset, flags)?,
+                Some(at) => (at, self.write_cached(bufs, len, at, flags)?),
             };
-            if shared {
-                // Given up before that was in the cache: then the server did not find it there.
-                fence(Ordering::SeqCst);
-                if f.cache.backend.session() != Some(session) {
-                    return Err(errno(libc::ENOTCONN));
-                }
+            // Given up before that was in the cache: then the server did not find it there.
+            fence(Ordering::SeqCst);
+            if f.cache.server.session() != Some(session) {
+                return Err(Errno::NOTCONN);
             }
             Ok(written)
         };
@@ -188,14 +194,12 @@ impl File {
         &self,
         bufs: &[IoSlice<'_>],
         len: usize,
-        offset: Option<u64>,
+        at: u64,
         flags: Flags,
-    ) -> io::Result<(u64, usize)> {
+    ) -> io::Result<usize> {
         let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
         let writer = f.inode.exclusive();
-        let at = offset.unwrap_or_else(|| f.inode.size());
-        checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
         let mut done = f.inode.write(&f.handle, bufs, at, None, dontcache)?;
         while done < len && f.inode.lease(Lease::Write) {
             let rest = cut(bufs, done, len - done);
@@ -205,20 +209,19 @@ impl File {
             match n {
                 Ok(n) => done += n,
                 Err(e) if done == 0 => return Err(e),
-                Err(_) => return Ok((at, done)),
+                Err(_) => return Ok(done),
             }
         }
         drop(writer);
         if done < len {
             let rest = cut(bufs, done, len - done);
-            let here = Some(at + done as u64);
-            match self.write_direct(&rest, len - done, here, flags) {
-                Ok((_, n)) => done += n,
+            match self.write_direct(&rest, len - done, at + done as u64, flags) {
+                Ok(n) => done += n,
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => {}
             }
         }
-        Ok((at, done))
+        Ok(done)
     }
 
     /// A write past the cache, in as many rounds as its bounce pages take.
@@ -226,15 +229,15 @@ impl File {
         &self,
         bufs: &[IoSlice<'_>],
         len: usize,
-        offset: Option<u64>,
+        at: u64,
         flags: Flags,
-    ) -> io::Result<(u64, usize)> {
+    ) -> io::Result<usize> {
         let f = &*self.0;
+        let dontcache = flags.contains(Flags::DONTCACHE);
         // A write within the file shares it with other direct ones; one that makes it longer
         // has it alone until its pieces have ended.
         let shared = f.inode.shared();
-        let within = offset.is_some_and(|at| at + len as u64 <= f.inode.size());
-        let (_shared, _alone) = if within {
+        let (_shared, _alone) = if at + len as u64 <= f.inode.size() {
             (Some(shared), None)
         } else {
             drop(shared);
@@ -242,52 +245,27 @@ impl File {
             f.inode.wait_direct();
             (None, Some(alone))
         };
-        let old_size = f.inode.size();
-        let at = offset.unwrap_or(old_size);
-        checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
         let mut done = 0;
         while done < len {
             let n = f.inode.direct_round(len - done);
             let data = cut(bufs, done, n);
-            let (moved, stray) = self.write_round(&data, n, at + done as u64, flags);
-            let written = *moved.as_ref().unwrap_or(&0);
-            done += written;
-            if written == n {
-                continue;
-            }
-            // Others may have made it longer where it is shared.
-            if stray && !within && !f.cache.backend.is_shared() {
-                // Pieces behind the one that failed made the file longer than it is.
-                let _ = self.tell_size(old_size.max(at + done as u64));
-            }
+            let here = at + done as u64;
+            let moved = f.inode.prepare_direct(Op::Write, here, n).and_then(|()| {
+                let direct = f.inode.start_write(&f.handle, here, &data, dontcache, None);
+                direct.wait();
+                direct.result()
+            });
             match moved {
+                Ok(moved) if moved == n => done += n,
                 Err(e) if done == 0 => return Err(e),
-                _ => break,
+                short => {
+                    done += short.unwrap_or(0);
+                    break;
+                }
             }
         }
         f.cache.counters.bytes_in(done as u64);
-        Ok((at, done))
-    }
-
-    /// One round of a direct write: how much was written, and whether the server has something from
-    /// behind that.
-    fn write_round(
-        &self,
-        data: &[IoSlice<'_>],
-        len: usize,
-        at: u64,
-        flags: Flags,
-    ) -> (io::Result<usize>, bool) {
-        let f = &*self.0;
-        if let Err(e) = f.inode.prepare_direct(Op::Write, at, len) {
-            return (Err(e), false);
-        }
-        let dontcache = flags.contains(Flags::DONTCACHE);
-        let direct = f.inode.start_write(&f.handle, at, data, dontcache, None);
-        direct.wait();
-        let moved = direct.result();
-        let stray = direct.has_stray_pieces(*moved.as_ref().unwrap_or(&0));
-        (moved, stray)
+        Ok(done)
     }
 }
 

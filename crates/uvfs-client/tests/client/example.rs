@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
+use rustix::fs::RenameFlags;
+use uvfs_client::{Client, Config, Connection, Flags, OpenOptions};
 use uvfs_server::{ClientLimits, Mounted, Options, Session, SessionOptions, in_process};
 
 #[path = "../../../uvfs-server/examples/memory/fs.rs"]
@@ -95,7 +96,7 @@ fn a_client_takes_over_a_file_of_the_mount() {
         .open(at.join("f"))
         .unwrap();
     let token = uvfs_client::Token::of(std::os::fd::AsFd::as_fd(&ours)).unwrap();
-    let server = Server::connect(token.socket()).unwrap();
+    let server = Connection::connect(token.socket()).unwrap();
     let client = Client::new(server, Config::default()).unwrap();
     let file = client.import_token(&token).unwrap();
     file.write_at(b"by a client", 0, Flags::empty()).unwrap();
@@ -108,7 +109,7 @@ fn a_client_takes_over_a_file_of_the_mount() {
 fn a_program_uses_it_without_a_mount() {
     let session = Session::unmounted(Memory::new(), SessionOptions::default()).unwrap();
     let (_server, socket) = in_process(&Arc::new(session), ClientLimits::default()).unwrap();
-    let client = Client::new(Server::from(socket), Config::default()).unwrap();
+    let client = Client::new(Connection::from(socket), Config::default()).unwrap();
     client.mkdir("dir", 0o755).unwrap();
     let new = OpenOptions::new().read(true).write(true).create(true);
     let file = client.open("dir/file", new).unwrap();
@@ -123,7 +124,9 @@ fn a_program_uses_it_without_a_mount() {
     assert_eq!(second.read_at(&mut bytes, 0, Flags::DIRECT).unwrap(), 2);
     assert_eq!(&bytes, b"in");
     second.close().unwrap();
-    client.rename("dir/file", "file", 0).unwrap();
+    client
+        .rename("dir/file", "file", RenameFlags::empty())
+        .unwrap();
     client.rmdir("dir").unwrap();
     let mut bytes = [0; 4];
     assert_eq!(file.read_at(&mut bytes, 11, Flags::empty()).unwrap(), 4);

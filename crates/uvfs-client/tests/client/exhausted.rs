@@ -1,14 +1,14 @@
 //! Clients that attach while their server has no descriptors, threads or memory left.
 
-use std::io;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use uvfs_client::{Client, Config, Flags, Server as Socket};
+use uvfs_client::{Client, Config, Connection, Flags};
 use uvfs_testing::{Need, has};
 
 use crate::common::{DEADLINE, eventually, rw};
@@ -45,12 +45,9 @@ impl Drop for Others {
     }
 }
 
-fn attach(dir: &Path, memory: usize) -> io::Result<Client> {
-    let config = Config {
-        memory,
-        ..Config::default()
-    };
-    let server = Socket::connect(dir.join("sock"))?.answers_within(DEADLINE);
+fn attach(dir: &Path, memory: usize) -> uvfs_client::Result<Client> {
+    let config = Config::default().memory(memory);
+    let server = Connection::connect(dir.join("sock"))?.answers_within(DEADLINE);
     Client::new(server, config)
 }
 
@@ -100,17 +97,11 @@ fn begin(dir: &Path, user: Option<u32>) -> Server {
 }
 
 /// Whether an attempt was refused with one of the errors that say what is missing.
-fn is_refused(attempt: io::Result<Client>, what: &str) -> bool {
-    let clear = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];
+fn is_refused(attempt: uvfs_client::Result<Client>, what: &str) -> bool {
+    let clear = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN];
     match attempt {
         Ok(_) => false,
-        Err(error)
-            if error
-                .raw_os_error()
-                .is_some_and(|code| clear.contains(&code)) =>
-        {
-            true
-        }
+        Err(error) if clear.contains(&error.errno()) => true,
         Err(error) => panic!("{what}: {error}"),
     }
 }
@@ -200,10 +191,8 @@ fn without_memory_a_client_is_refused_and_smaller_ones_are_not() {
     let has = pages();
     limit(&server, Resource::As, Some((has << 12) + (32 << 20)));
     for _ in 0..20 {
-        let refused = attach(dir.path(), 64 << 20)
-            .err()
-            .and_then(|e| e.raw_os_error());
-        assert_eq!(refused, Some(libc::ENOMEM));
+        let refused = attach(dir.path(), 64 << 20).err().map(|e| e.errno());
+        assert_eq!(refused, Some(Errno::NOMEM));
     }
     is_well(dir.path());
     limit(&server, Resource::As, None);

@@ -2,15 +2,14 @@
 //! error, or none, and what a sync acknowledged is there.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
-use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
+use uvfs_client::{Client, Config, Connection, File, Flags, OpenOptions};
 use uvfs_passthrough::{Options, Passthrough};
-use uvfs_server::fs::{Errno, Result};
+use uvfs_server::fs::{Errno, RenameFlags, Result, XattrFlags};
 use uvfs_server::layers::{Call, Faults, Opcode};
 use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
 
@@ -52,7 +51,7 @@ struct Known {
 }
 
 impl Known {
-    fn wrote(&mut self, at: usize, bytes: &[u8], done: &io::Result<usize>) {
+    fn wrote(&mut self, at: usize, bytes: &[u8], done: &uvfs_client::Result<usize>) {
         let to = match done {
             Ok(n) => {
                 assert_eq!(*n, bytes.len());
@@ -63,7 +62,7 @@ impl Known {
         to.push((at, bytes.to_vec()));
     }
 
-    fn synced(&mut self, done: &io::Result<()>) {
+    fn synced(&mut self, done: &uvfs_client::Result<()>) {
         for (at, bytes) in self.written.drain(..) {
             if done.is_ok() {
                 let end = at + bytes.len();
@@ -101,9 +100,9 @@ struct Load<'a> {
 
 impl Load<'_> {
     /// An error is the one that was made.
-    fn told<T>(&mut self, what: &str, done: io::Result<T>) -> io::Result<T> {
+    fn told<T>(&mut self, what: &str, done: uvfs_client::Result<T>) -> uvfs_client::Result<T> {
         if let Err(error) = &done {
-            let code = error.raw_os_error();
+            let code = Some(error.errno().raw_os_error());
             // A file that could not be made is not there later.
             let missing =
                 self.errors > 0 && [Some(libc::ENOENT), Some(libc::ENODATA)].contains(&code);
@@ -179,16 +178,24 @@ impl Load<'_> {
         }
         let names = ["d/a", "d/b"];
         if self
-            .told("rename", client.rename(names[0], names[1], 0))
+            .told(
+                "rename",
+                client.rename(names[0], names[1], RenameFlags::empty()),
+            )
             .is_ok()
         {
             // Back, as a check expects it.
-            let back = client.rename(names[1], names[0], 0);
+            let back = client.rename(names[1], names[0], RenameFlags::empty());
             if self.told("rename", back).is_err() {
-                client.rename(names[1], names[0], 0).expect("it fails once");
+                client
+                    .rename(names[1], names[0], RenameFlags::empty())
+                    .expect("it fails once");
             }
         }
-        let _ = self.told("setxattr", client.setxattr("d/a", "user.x", b"value", 0));
+        let _ = self.told(
+            "setxattr",
+            client.setxattr("d/a", "user.x", b"value", XattrFlags::empty()),
+        );
         let _ = self
             .told("getxattr", client.getxattr("d/a", "user.x"))
             .map_err(drop);
@@ -220,12 +227,10 @@ fn fails_at(n: i64, errno: Errno) -> bool {
     let fs = worst.clone().fails(fs, errno);
     let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
-    let config = Config {
-        memory: 4 << 20,
-        writeback_after: Duration::from_secs(3600),
-        ..Config::default()
-    };
-    let client = Client::new(Server::from(socket), config).unwrap();
+    let config = Config::default()
+        .memory(4 << 20)
+        .writeback_after(Duration::from_secs(3600));
+    let client = Client::new(Connection::from(socket), config).unwrap();
     let mut load = Load {
         client: &client,
         errno: errno.raw_os_error(),
@@ -294,9 +299,9 @@ fn a_page_that_cannot_be_read_takes_no_other_with_it() {
     let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     for submitted in [false, true] {
         let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
-        let client = Client::new(Server::from(socket), Config::default()).unwrap();
+        let client = Client::new(Connection::from(socket), Config::default()).unwrap();
         let file = client.open("f", OpenOptions::new().read(true)).unwrap();
-        let read = |first: u64| -> io::Result<Vec<u8>> {
+        let read = |first: u64| -> uvfs_client::Result<Vec<u8>> {
             let mut buf = vec![0xff; ((PAGES - first) * PAGE) as usize];
             if submitted {
                 return file
@@ -309,7 +314,7 @@ fn a_page_that_cannot_be_read_takes_no_other_with_it() {
         };
         assert!(read(0).unwrap() == pages(0..BAD), "{submitted}");
         let error = read(BAD).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{submitted}");
+        assert_eq!(error.errno(), Errno::IO, "{submitted}");
         assert!(
             read(BAD + 1).unwrap() == pages(BAD + 1..PAGES),
             "{submitted}"

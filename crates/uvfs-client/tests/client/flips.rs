@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use uvfs_client::{Client, Config, Flags, Server};
+use uvfs_client::{Client, Config, Connection, Flags};
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::request::{Negotiated, op_len};
 use uvfs_proto::{ext, import};
@@ -168,11 +168,8 @@ fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
         ..ClientLimits::default()
     };
     let clients = Clients::listen(session.clone(), &path, limits).unwrap();
-    let config = Config {
-        memory: 4 << 20,
-        ..Config::default()
-    };
-    let good = Client::new(Server::connect(&path).unwrap(), config).unwrap();
+    let config = Config::default().memory(4 << 20);
+    let good = Client::new(Connection::connect(&path).unwrap(), config).unwrap();
     let file = good.open("good/file", rw()).unwrap();
     let mut random = Random(1);
     let kinds = Opcode::ALL.iter().map(|&opcode| opcode as u32);

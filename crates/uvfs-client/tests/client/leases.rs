@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::backend::{FileOps, NewFile, PageIo, ROOT};
-use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server as Socket};
+use uvfs_client::{Client, Config, Connection, File, Flags, NewFile, OpenOptions, ROOT};
 use uvfs_passthrough::Passthrough;
 use uvfs_queue::arena::Arena;
 use uvfs_server::mount::{MountOptions, mount, unmount};
@@ -40,12 +41,10 @@ fn serve(dir: &Path, recall: Duration) -> Clients {
 
 /// A client that writes nothing back unless it must.
 fn client(dir: &Path) -> Client {
-    let config = Config {
-        memory: 4 << 20,
-        writeback_after: Duration::from_secs(3600),
-        ..Config::default()
-    };
-    Client::new(Socket::connect(dir.join("sock")).unwrap(), config).unwrap()
+    let config = Config::default()
+        .memory(4 << 20)
+        .writeback_after(Duration::from_secs(3600));
+    Client::new(Connection::connect(dir.join("sock")).unwrap(), config).unwrap()
 }
 
 /// A file as one of its users sees it.
@@ -405,7 +404,7 @@ fn writes_as_told() {
         let (at, text) = line.split_once(' ').unwrap();
         match file.write_at(text.as_bytes(), at.parse().unwrap(), Flags::empty()) {
             Ok(n) => println!("wrote {n}"),
-            Err(e) => println!("failed {}", e.raw_os_error().unwrap_or(0)),
+            Err(e) => println!("failed {}", e.errno().raw_os_error()),
         }
     }
 }
@@ -524,14 +523,14 @@ fn a_create_that_cuts_recalls_what_others_have() {
     let _clients = serve(dir.path(), DEADLINE);
     let host = dir.path().join("data/f");
     let [a, b] = [client(dir.path()), client(dir.path())];
-    let raw = Socket::connect(dir.path().join("sock")).unwrap();
-    let arena = Arc::new(Arena::create(16 + raw.reserved_pages()).unwrap());
+    let raw = Connection::connect(dir.path().join("sock")).unwrap();
+    let arena = Arc::new(Arena::create(16 + Connection::RESERVED_PAGES).unwrap());
     raw.attach(&arena).unwrap();
     let name = std::ffi::OsStr::new("f");
     let create = |flags| {
         let new = NewFile {
             mode: 0o644,
-            flags: libc::O_RDWR | libc::O_TRUNC | flags,
+            flags: OFlags::RDWR | OFlags::TRUNC | flags,
         };
         raw.create(ROOT, name, new)
     };
@@ -545,7 +544,7 @@ fn a_create_that_cuts_recalls_what_others_have() {
             assert_eq!(Use::read(&other, &mut [0; 20], 0, Flags::empty()), 9);
             assert_eq!(Use::read(&file, &mut [0; 20], 0, Flags::empty()), 9);
         }
-        let (entry, fh) = create(0).unwrap();
+        let (entry, fh) = create(OFlags::empty()).unwrap();
         assert_eq!(entry.attr.size, 0);
         assert_eq!(file.stat().unwrap().size, 0);
         assert_eq!(Use::read(&file, &mut [0; 20], 0, Flags::empty()), 0);
@@ -557,13 +556,13 @@ fn a_create_that_cuts_recalls_what_others_have() {
         raw.forget(entry.node, 1);
     }
     file.write_at(b"kept", 0, Flags::empty()).unwrap();
-    let refused = create(libc::O_EXCL).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
+    let refused = create(OFlags::EXCL).unwrap_err();
+    assert_eq!(refused, Errno::EXIST);
     assert_eq!(file.stat().unwrap().size, 4);
     // A new file, which its mode keeps from being opened again for writing.
     let new = NewFile {
         mode: 0o444,
-        flags: libc::O_RDWR | libc::O_TRUNC,
+        flags: OFlags::RDWR | OFlags::TRUNC,
     };
     let (entry, _) = raw.create(ROOT, "new".as_ref(), new).unwrap();
     assert_eq!(entry.attr.size, 0);

@@ -1,7 +1,7 @@
 //! Locks, asynchronous fsync and the client in the server's own program.
 
 use std::future::Future;
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::pin::pin;
 use std::process::{Command, Stdio};
@@ -10,17 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use uvfs_client::{Backend, Client, Config, File, Flags, LockKind, OpenOptions, Server};
-use uvfs_local::{Faulty, LocalStore};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use uvfs_client::{Client, Config, Connection, File, Flags, LockKind, OpenOptions};
 use uvfs_server::{ClientLimits, Clients, in_process};
 
-use crate::common::{eventually, rw, session};
+use crate::common::faulty::faulty;
+use crate::common::{self, eventually, rw, session};
 
 fn config() -> Config {
-    Config {
-        memory: 2 << 20,
-        ..Config::default()
-    }
+    Config::default().memory(2 << 20)
 }
 
 fn serve(dir: &Path) -> Clients {
@@ -33,15 +32,15 @@ fn serve(dir: &Path) -> Clients {
 }
 
 fn connect(dir: &Path) -> Client {
-    Client::new(Server::connect(dir.join("sock")).unwrap(), config()).unwrap()
+    Client::new(Connection::connect(dir.join("sock")).unwrap(), config()).unwrap()
 }
 
 fn open(client: &Client) -> File {
     client.open("f", rw()).unwrap()
 }
 
-fn refused(result: io::Result<()>) {
-    assert_eq!(result.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+fn refused(result: uvfs_client::Result<()>) {
+    assert_eq!(result.unwrap_err().errno(), Errno::AGAIN);
 }
 
 /// Checks which locks two open files of one file exclude, wherever they are.
@@ -104,18 +103,16 @@ fn two_files_lock(one: &Client, other: &Client) {
     // Wrong ones.
     let nothing = 7..7;
     let wrong = a.lock_range(LockKind::Shared, nothing).unwrap_err();
-    assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(wrong.errno(), Errno::INVAL);
     let reader = one.open("f", OpenOptions::new().read(true)).unwrap();
     let wrong = reader.lock_range(LockKind::Exclusive, ..).unwrap_err();
-    assert_eq!(wrong.raw_os_error(), Some(libc::EBADF));
+    assert_eq!(wrong.errno(), Errno::BADF);
 }
 
 /// An exclusive lock excludes other clients.
 #[test]
 fn locks_of_one_client_and_of_two() {
     let dir = tempfile::tempdir().unwrap();
-    let local = Client::new(LocalStore::open(dir.path()).unwrap(), config()).unwrap();
-    two_files_lock(&local, &local);
     let _server = serve(dir.path());
     let (one, other) = (connect(dir.path()), connect(dir.path()));
     two_files_lock(&one, &one);
@@ -170,16 +167,15 @@ fn a_client_that_waits_for_a_lock_can_go() {
     let dir = tempfile::tempdir().unwrap();
     let server = serve(dir.path());
     // The server locks the host's file, so that another program can hold it up.
-    let store = LocalStore::open(dir.path().join("data")).unwrap();
-    let (one, other) = (Client::new(store, config()).unwrap(), connect(dir.path()));
-    let (holder, waiter) = (open(&one), open(&other));
-    holder.lock_range(LockKind::Exclusive, ..).unwrap();
+    let other = connect(dir.path());
+    let waiter = open(&other);
+    let holder = std::fs::File::create(dir.path().join("data/f")).unwrap();
+    rustix::fs::fcntl_lock(&holder, FlockOperation::NonBlockingLockExclusive).unwrap();
     let waits = thread::spawn(move || waiter.lock_range(LockKind::Shared, ..));
     assert!(other.stat("f").is_ok());
     // Ends every session, also the one with a request that waits (or is about to).
     drop(server);
     assert!(waits.join().unwrap().is_err());
-    holder.close().unwrap();
 }
 
 struct Unpark(thread::Thread);
@@ -201,8 +197,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn syncs(backend: impl Backend, data: &Path) {
-    let client = Client::new(backend, config()).unwrap();
+/// Every way to wait for an fsync returns.
+#[test]
+fn fsync_can_be_waited_for_polled_and_awaited() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, (_serving, connection)) = (dir.path(), common::connect(dir.path()));
+    let client = Client::new(connection, config()).unwrap();
     let file = open(&client);
     let bytes: Vec<u8> = (0..1_000_000).map(|i| (i / 3) as u8).collect();
     file.write_at(&bytes, 0, Flags::empty()).unwrap();
@@ -225,29 +225,17 @@ fn syncs(backend: impl Backend, data: &Path) {
     file.close().unwrap();
 }
 
-/// Every way to wait for an fsync returns.
-#[test]
-fn fsync_can_be_waited_for_polled_and_awaited() {
-    let dir = tempfile::tempdir().unwrap();
-    syncs(LocalStore::open(dir.path()).unwrap(), dir.path());
-    let (_serving, socket) =
-        in_process(&session(dir.path().join("data")), ClientLimits::default()).unwrap();
-    syncs(Server::from(socket), &dir.path().join("data"));
-}
-
 /// A program learns once that its data was not written.
 #[test]
 fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
-    let fault = store.fault.clone();
-    let client = Client::new(store, config()).unwrap();
+    let (_serving, client, fault) = faulty(dir.path(), config());
     let file = open(&client);
     fault.errno.store(libc::ENOSPC, Ordering::Relaxed);
     fault.every.store(1, Ordering::Relaxed);
     file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
     let failed = file.submit_sync(false).wait().unwrap_err();
-    assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(failed.errno(), Errno::NOSPC);
     fault.every.store(0, Ordering::Relaxed);
     file.submit_sync(false).wait().unwrap();
     assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), [1; 10_000]);
@@ -259,7 +247,7 @@ fn a_client_in_the_servers_own_program() {
     let dir = tempfile::tempdir().unwrap();
     let session = session(dir.path().join("data"));
     let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
-    let client = Client::new(Server::from(socket), config()).unwrap();
+    let client = Client::new(Connection::from(socket), config()).unwrap();
     let file = open(&client);
     let bytes: Vec<u8> = (0..5_000_000).map(|i| (i / 11) as u8).collect();
     file.write_at(&bytes, 0, Flags::empty()).unwrap();
@@ -272,7 +260,7 @@ fn a_client_in_the_servers_own_program() {
     assert!(back == bytes);
     // A second one beside it, which sees the same files; it goes first.
     let (other_serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
-    let other = Client::new(Server::from(socket), config()).unwrap();
+    let other = Client::new(Connection::from(socket), config()).unwrap();
     assert_eq!(other.stat("f").unwrap().size, bytes.len() as u64);
     drop(other);
     drop(other_serving);

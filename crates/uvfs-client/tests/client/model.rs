@@ -3,12 +3,15 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags};
-use uvfs_local::LocalStore;
+use uvfs_server::InProcess;
 
+use crate::common::faulty::faulty;
 use crate::common::rw;
 
 #[derive(Debug, Clone)]
@@ -187,7 +190,7 @@ fn seek(file: &File, host: &std::fs::File, at: u64) {
         let bytes = host_read(host, from, (to - from) as usize);
         bytes.iter().all(|&b| b == 0)
     };
-    let beyond = |e: std::io::Error| assert_eq!(e.raw_os_error(), Some(libc::ENXIO));
+    let beyond = |e: uvfs_client::Error| assert_eq!(e.errno(), Errno::NXIO);
     match file.seek_data(at) {
         Ok(data) => {
             assert!(data >= at && data < size, "data at {data}");
@@ -217,10 +220,11 @@ struct Both {
     client: Client,
     file: File,
     host: std::fs::File,
+    _serving: InProcess,
 }
 
 impl Both {
-    fn new(workers: usize, config: Config) -> Self {
+    fn new(waits: bool, config: Config) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = std::fs::OpenOptions::new()
             .read(true)
@@ -228,14 +232,16 @@ impl Both {
             .create_new(true)
             .open(dir.path().join("host"))
             .unwrap();
-        let store = LocalStore::with(dir.path(), workers, 16 << 10).unwrap();
-        let client = Client::new(store, config).unwrap();
+        let config = config.max_request(16 << 10);
+        let (serving, client, fault) = faulty(dir.path(), config);
+        fault.waits.store(waits, Ordering::Relaxed);
         let file = open(&client);
         Self {
             dir,
             client,
             file,
             host,
+            _serving: serving,
         }
     }
 
@@ -387,7 +393,7 @@ impl Both {
         match self.file.allocate(mode, at, len) {
             // Where the host lacks it, the client does too.
             Err(e) if host == FallocateFlags::ZERO_RANGE => {
-                assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP));
+                assert_eq!(e.errno(), Errno::OPNOTSUPP);
             }
             result => {
                 result.unwrap();
@@ -423,8 +429,8 @@ fn same(when: &str, got: &[u8], want: &[u8]) {
     }
 }
 
-fn run(calls: &[Call], workers: usize, config: Config) {
-    let mut both = Both::new(workers, config);
+fn run(calls: &[Call], waits: bool, config: Config) {
+    let mut both = Both::new(waits, config);
     for (i, call) in calls.iter().enumerate() {
         both = both.make(i, call);
     }
@@ -432,11 +438,7 @@ fn run(calls: &[Call], workers: usize, config: Config) {
 }
 
 fn small() -> Config {
-    Config {
-        memory: 1 << 20,
-        readahead: 64 << 10,
-        ..Config::default()
-    }
+    Config::default().memory(1 << 20).readahead(64 << 10)
 }
 
 proptest! {
@@ -445,24 +447,19 @@ proptest! {
     /// Every sequence of reads, writes and truncations gives the bytes that an array does.
     #[test]
     fn a_file_is_a_file(calls in prop::collection::vec(call(), 1..60)) {
-        run(&calls, 1, small());
+        run(&calls, false, small());
     }
 
     /// The same where each request ends before its submission returns.
     #[test]
     fn a_file_is_a_file_when_requests_end_at_once(calls in prop::collection::vec(call(), 1..60)) {
-        run(&calls, 0, small());
+        run(&calls, true, small());
     }
 
     /// The same where writeback runs all the time.
     #[test]
     fn a_file_is_a_file_with_eager_writeback(calls in prop::collection::vec(call(), 1..60)) {
-        let config = Config {
-            writeback_after: std::time::Duration::ZERO,
-            background_percent: 1,
-            dirty_percent: 5,
-            ..small()
-        };
-        run(&calls, 2, config);
+        let config = small().writeback_after(std::time::Duration::ZERO).background_percent(1).dirty_percent(5);
+        run(&calls, false, config);
     }
 }

@@ -12,11 +12,9 @@ use proptest::prelude::*;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, Nsecs, RenameFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags,
 };
-use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server, SetAttr};
-use uvfs_local::LocalStore;
-use uvfs_server::{ClientLimits, in_process};
+use uvfs_client::{Client, Config, Connection, Error, Flags, OpenOptions, SetAttr};
 
-use crate::common::session;
+use crate::common::connect;
 
 type Name = &'static str;
 
@@ -34,11 +32,11 @@ enum Call {
     Link(Name, Name),
     Unlink(Name),
     Rmdir(Name),
-    Rename(Name, Name, u32),
+    Rename(Name, Name, RenameFlags),
     Chmod(Name, u32),
     Times(Name, i64),
     Truncate(Name, u64),
-    SetXattr(Name, Name, usize, i32),
+    SetXattr(Name, Name, usize, XattrFlags),
     GetXattr(Name, Name),
     RemoveXattr(Name, Name),
     ListXattr(Name),
@@ -54,7 +52,11 @@ fn name() -> impl Strategy<Value = Name> {
 
 fn call() -> impl Strategy<Value = Call> {
     let xattr = || prop::sample::select(&XATTRS[..]);
-    let flags = prop::sample::select(vec![0, libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE]);
+    let flags = prop::sample::select(vec![
+        RenameFlags::empty(),
+        RenameFlags::NOREPLACE,
+        RenameFlags::EXCHANGE,
+    ]);
     prop_oneof![
         3 => name().prop_map(Call::Create),
         2 => (name(), 1..9000usize).prop_map(|(n, len)| Call::Write(n, len)),
@@ -69,7 +71,7 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (name(), 0o400..0o777u32).prop_map(|(n, mode)| Call::Chmod(n, mode)),
         1 => (name(), 0..2_000_000_000i64).prop_map(|(n, time)| Call::Times(n, time)),
         1 => (name(), 0..9000u64).prop_map(|(n, size)| Call::Truncate(n, size)),
-        2 => (name(), xattr(), 0..300usize, 0..3i32)
+        2 => (name(), xattr(), 0..300usize, (0..3u32).prop_map(XattrFlags::from_bits_retain))
             .prop_map(|(n, x, len, flags)| Call::SetXattr(n, x, len, flags)),
         1 => (name(), xattr()).prop_map(|(n, x)| Call::GetXattr(n, x)),
         1 => (name(), xattr()).prop_map(|(n, x)| Call::RemoveXattr(n, x)),
@@ -84,14 +86,14 @@ fn call() -> impl Strategy<Value = Call> {
 /// The outcome of a call, in a form that both sides have.
 type Outcome = Result<String, i32>;
 
-fn outcome<T>(result: Result<T, impl Into<io::Error>>, show: impl FnOnce(T) -> String) -> Outcome {
+fn outcome<T>(result: Result<T, impl Into<Error>>, show: impl FnOnce(T) -> String) -> Outcome {
     match result {
         Ok(value) => Ok(show(value)),
-        Err(e) => Err(e.into().raw_os_error().expect("an errno")),
+        Err(e) => Err(e.into().errno().raw_os_error()),
     }
 }
 
-fn done(result: Result<(), impl Into<io::Error>>) -> Outcome {
+fn done(result: Result<(), impl Into<Error>>) -> Outcome {
     outcome(result, |()| String::new())
 }
 
@@ -136,7 +138,9 @@ fn on_client(client: &Client, call: &Call) -> Outcome {
                 mtime: Some((time, 5)),
                 ..SetAttr::default()
             };
-            outcome(client.setattr(n, &set), |a| format!("{:?}", a.mtime))
+            outcome(client.setattr(n, &set), |a| {
+                format!("{:?}", (a.mtime as i64, a.mtimensec))
+            })
         }
         Call::Truncate(n, size) => {
             let set = SetAttr {
@@ -158,7 +162,10 @@ fn on_client(client: &Client, call: &Call) -> Outcome {
         Call::Readlink(n) => outcome(client.readlink(n), |to| format!("{to:?}")),
         Call::Readdir(n) => outcome(client.readdir(n), |mut list| {
             list.sort_by(|a, b| a.name.cmp(&b.name));
-            let list: Vec<_> = list.iter().map(|e| (&e.name, e.kind)).collect();
+            let list: Vec<_> = list
+                .iter()
+                .map(|e| (&e.name, (e.kind.as_raw_mode() >> 12) as u8))
+                .collect();
             format!("{list:?}")
         }),
     }
@@ -186,7 +193,6 @@ fn on_host(root: &Path, call: &Call) -> Outcome {
         Call::Unlink(n) => done(rustix::fs::unlink(at(n))),
         Call::Rmdir(n) => done(std::fs::remove_dir(at(n))),
         Call::Rename(old, new, flags) => {
-            let flags = RenameFlags::from_bits_retain(flags);
             done(rustix::fs::renameat_with(CWD, at(old), CWD, at(new), flags))
         }
         Call::Chmod(n, mode) => {
@@ -206,7 +212,6 @@ fn on_host(root: &Path, call: &Call) -> Outcome {
             outcome(set(), attr)
         }
         Call::SetXattr(n, x, len, flags) => {
-            let flags = XattrFlags::from_bits_retain(flags as u32);
             done(rustix::fs::setxattr(at(n), x, &vec![3; len], flags))
         }
         Call::GetXattr(n, x) => {
@@ -292,12 +297,9 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, (String, Vec<u8>)> {
     found
 }
 
-fn run(calls: &[Call], backend: impl Backend, data: &Path, host: &Path) {
-    let config = Config {
-        memory: 1 << 20,
-        ..Config::default()
-    };
-    let client = Client::new(backend, config).unwrap();
+fn run(calls: &[Call], connection: Connection, data: &Path, host: &Path) {
+    let config = Config::default().memory(1 << 20);
+    let client = Client::new(connection, config).unwrap();
     for (i, call) in calls.iter().enumerate() {
         match *call {
             Call::Write(n, _) | Call::Truncate(n, _) if !is_file(&host.join(n)) => continue,
@@ -331,14 +333,7 @@ proptest! {
     #[test]
     fn names_are_names(calls in prop::collection::vec(call(), 1..60)) {
         let (_dir, data, host) = dirs();
-        run(&calls, LocalStore::open(&data).unwrap(), &data, &host);
-    }
-
-    /// The same over a server in another process.
-    #[test]
-    fn names_are_names_over_a_server(calls in prop::collection::vec(call(), 1..60)) {
-        let (_dir, data, host) = dirs();
-        let (_serving, socket) = in_process(&session(&data), ClientLimits::default()).unwrap();
-        run(&calls, Server::from(socket), &data, &host);
+        let (_serving, connection) = connect(&data);
+        run(&calls, connection, &data, &host);
     }
 }

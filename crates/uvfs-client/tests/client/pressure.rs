@@ -6,9 +6,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use uvfs_client::{Client, Config, Flags};
-use uvfs_local::LocalStore;
 
-use crate::common::rw;
+use crate::common::{connect, rw};
 
 const MIB: usize = 1 << 20;
 /// The limits of the control group and of the cache, and the bytes that go through it.
@@ -68,12 +67,11 @@ fn program_in_the_group() {
         return;
     };
     fs::write(Path::new(&group).join("cgroup.procs"), "0").unwrap();
-    let config = Config {
-        memory: CACHE,
-        yields: std::env::var_os("UVFS_TEST_GROUP_GREEDY").is_none(),
-        ..Config::default()
-    };
-    let client = Client::new(LocalStore::open(&dir).unwrap(), config).unwrap();
+    let config = Config::default()
+        .memory(CACHE)
+        .yields(std::env::var_os("UVFS_TEST_GROUP_GREEDY").is_none());
+    let (_serving, connection) = connect(&dir);
+    let client = Client::new(connection, config).unwrap();
     let file = client.open("data", rw()).unwrap();
     for n in 0..DATA / MIB {
         let at = (n * MIB) as u64;

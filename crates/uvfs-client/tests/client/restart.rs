@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
-use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as Socket};
+use uvfs_client::{Client, Config, Connection, File, Flags, LockKind, OpenOptions};
 use uvfs_server::{ClientLimits, Clients};
 use uvfs_testing::{Need, has};
 
@@ -17,12 +18,10 @@ const FILE: usize = 1 << 20;
 
 /// A client that writes nothing by itself, and waits so long for a server that went.
 fn client_for(dir: &Path, bound: Duration) -> Client {
-    let config = Config {
-        memory: 8 << 20,
-        writeback_after: Duration::from_secs(3600),
-        ..Config::default()
-    };
-    let server = Socket::connect(dir.join("sock")).unwrap();
+    let config = Config::default()
+        .memory(8 << 20)
+        .writeback_after(Duration::from_secs(3600));
+    let server = Connection::connect(dir.join("sock")).unwrap();
     Client::new(server.reconnect_within(bound), config).unwrap()
 }
 
@@ -30,8 +29,8 @@ fn client(dir: &Path) -> Client {
     client_for(dir, DEADLINE)
 }
 
-fn code<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
-    result.unwrap_err().raw_os_error()
+fn code<T: std::fmt::Debug>(result: uvfs_client::Result<T>) -> Option<i32> {
+    Some(result.unwrap_err().errno().raw_os_error())
 }
 
 /// One random call of a thread that alone uses the file; all of them succeed, and after a sync the
@@ -68,7 +67,7 @@ fn step(file: &File, host: &Path, model: &mut Vec<u8>, random: &mut Random) {
             match file.submit_write_at(&data, at as u64, flags).wait() {
                 Ok(n) => assert_eq!(n, len),
                 Err(e) => {
-                    assert_eq!(e.raw_os_error(), Some(libc::ENOTCONN));
+                    assert_eq!(e.errno(), Errno::NOTCONN);
                     let n = file.write_at(&data, at as u64, flags).unwrap();
                     assert_eq!(n, len);
                 }
@@ -167,7 +166,7 @@ fn appended_lines_are_there_once() {
                     Ok(_) => {}
                     // The one that was under way may have been made.
                     Err(e) => {
-                        assert_eq!(e.raw_os_error(), Some(libc::ENOTCONN));
+                        assert_eq!(e.errno(), Errno::NOTCONN);
                         doubtful.push(line);
                     }
                 }
@@ -352,9 +351,7 @@ fn another_source_on_the_socket_is_refused_until_ours_is_back() {
     server.kill();
     let other = Server::start(dir.path(), "other");
     eventually("it is refused", || {
-        client
-            .stat("")
-            .is_err_and(|e| e.raw_os_error() == Some(libc::ESTALE))
+        client.stat("").is_err_and(|e| e.errno() == Errno::STALE)
     });
     assert_eq!(code(file.sync_all()), Some(libc::ESTALE));
     assert_eq!(
@@ -383,7 +380,7 @@ fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     // Another client is faster.
     let _server = Server::start_at(dir.path(), "data", "sock2");
     let theirs = Client::new(
-        Socket::connect(dir.path().join("sock2")).unwrap(),
+        Connection::connect(dir.path().join("sock2")).unwrap(),
         Config::default(),
     )
     .unwrap();

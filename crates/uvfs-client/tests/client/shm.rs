@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use uvfs_client::{AllocateMode, Client, Config, Flags, OpenOptions, Server, SetAttr};
+use rustix::fs::{RenameFlags, XattrFlags};
+use rustix::io::Errno;
+use uvfs_client::{AllocateMode, Client, Config, Connection, Flags, OpenOptions, SetAttr};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, Seg};
@@ -25,12 +27,9 @@ fn client(dir: &Path) -> Client {
     client_of(dir, 8 * MIB).unwrap()
 }
 
-fn client_of(dir: &Path, memory: usize) -> std::io::Result<Client> {
-    let config = Config {
-        memory,
-        ..Config::default()
-    };
-    Client::new(Server::connect(dir.join("sock")).unwrap(), config)
+fn client_of(dir: &Path, memory: usize) -> uvfs_client::Result<Client> {
+    let config = Config::default().memory(memory);
+    Client::new(Connection::connect(dir.join("sock")).unwrap(), config)
 }
 
 /// A session ends with its client.
@@ -91,7 +90,7 @@ fn files_names_and_attributes_over_shared_memory() {
     assert_eq!(client.readlink("link").unwrap().to_str(), Some("d/f"));
     client.link("d/f", "hard").unwrap();
     assert_eq!(client.stat("hard").unwrap().nlink, 2);
-    client.rename("hard", "d/g", 0).unwrap();
+    client.rename("hard", "d/g", RenameFlags::empty()).unwrap();
     for i in 0..300 {
         drop(
             client
@@ -106,19 +105,19 @@ fn files_names_and_attributes_over_shared_memory() {
         ..SetAttr::default()
     };
     let attr = client.setattr("d/g", &set).unwrap();
-    assert_eq!((attr.mode & 0o777, attr.mtime), (0o600, (5, 6)));
-    match client.setxattr("d/g", "user.k", b"value", 0) {
+    assert_eq!(
+        (attr.mode & 0o777, (attr.mtime, attr.mtimensec)),
+        (0o600, (5, 6))
+    );
+    match client.setxattr("d/g", "user.k", b"value", XattrFlags::empty()) {
         Ok(()) => {
             assert_eq!(client.getxattr("d/g", "user.k").unwrap(), b"value");
             assert_eq!(client.listxattr("d/g").unwrap(), ["user.k"]);
             client.removexattr("d/g", "user.k").unwrap();
         }
-        Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
+        Err(e) => assert_eq!(e.errno(), Errno::OPNOTSUPP),
     }
-    assert_eq!(
-        client.stat("nothing").unwrap_err().raw_os_error(),
-        Some(libc::ENOENT)
-    );
+    assert_eq!(client.stat("nothing").unwrap_err().errno(), Errno::NOENT);
     assert!(client.statfs().unwrap().blocks > 0);
     client.unlink("d/g").unwrap();
 }
@@ -165,10 +164,7 @@ fn a_server_that_goes_leaves_its_clients_with_an_error() {
     let file = client.open("f", rw()).unwrap();
     file.write_at(b"kept", 0, Flags::empty()).unwrap();
     drop(server);
-    assert_eq!(
-        client.stat("f").unwrap_err().raw_os_error(),
-        Some(libc::ENOTCONN)
-    );
+    assert_eq!(client.stat("f").unwrap_err().errno(), Errno::NOTCONN);
     assert!(file.sync_all().is_err());
 }
 
@@ -198,10 +194,7 @@ fn hostile_clients_harm_nobody_else() {
 
     // Too large an arena, and descriptors that are none.
     let e = client_of(dir.path(), 64 * MIB).unwrap_err();
-    assert!(
-        matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EAGAIN)),
-        "{e}"
-    );
+    assert!(matches!(e.errno(), Errno::INVAL | Errno::AGAIN), "{e}");
     let null = std::fs::File::open("/dev/null").unwrap();
     eventually("a refused client's place is free again", || {
         let socket = connect();
@@ -248,7 +241,7 @@ fn a_third_client_finds_no_place_while_two_are_there() {
     let first = client(dir.path());
     let second = client_of(dir.path(), MIB).unwrap();
     let e = client_of(dir.path(), MIB).unwrap_err();
-    assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
+    assert_eq!(e.errno(), Errno::AGAIN);
     drop(second);
     let mut third = None;
     eventually("the place is free", || {
@@ -266,13 +259,11 @@ fn writer_to_be_killed() {
     let Some(dir) = std::env::var_os("UVFS_TEST_WRITER") else {
         return;
     };
-    let config = Config {
-        memory: 8 * MIB,
-        writeback_after: Duration::from_secs(3600),
-        ..Config::default()
-    };
+    let config = Config::default()
+        .memory(8 * MIB)
+        .writeback_after(Duration::from_secs(3600));
     let socket = Path::new(&dir).join("sock");
-    let client = Client::new(Server::connect(socket).unwrap(), config).unwrap();
+    let client = Client::new(Connection::connect(socket).unwrap(), config).unwrap();
     let file = client.open("f", rw()).unwrap();
     for i in 0.. {
         // Small, unaligned, and again and again over the same pages.
@@ -362,18 +353,18 @@ fn open_files_copy_ranges_and_have_attributes_over_shared_memory() {
     let host = std::fs::read(dir.path().join("data/to")).unwrap();
     assert!(host == read[..120_000]);
 
-    let (name, no) = ("user.uvfs-test", Some(libc::ENODATA));
+    let (name, no) = ("user.uvfs-test", Errno::NODATA);
     // Also of a file that has no name any more.
     a.unlink("from").unwrap();
-    match from.setxattr(name, b"value", libc::XATTR_CREATE) {
-        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
+    match from.setxattr(name, b"value", XattrFlags::CREATE) {
+        Err(e) if e.errno() == Errno::OPNOTSUPP => return,
         other => other.unwrap(),
     }
     assert_eq!(from.getxattr(name).unwrap(), b"value");
     assert!(from.listxattr().unwrap().iter().any(|n| n == name));
-    let twice = from.setxattr(name, b"value", libc::XATTR_CREATE);
-    assert_eq!(twice.unwrap_err().raw_os_error(), Some(libc::EEXIST));
+    let twice = from.setxattr(name, b"value", XattrFlags::CREATE);
+    assert_eq!(twice.unwrap_err().errno(), Errno::EXIST);
     from.removexattr(name).unwrap();
-    assert_eq!(from.getxattr(name).unwrap_err().raw_os_error(), no);
-    assert_eq!(from.removexattr(name).unwrap_err().raw_os_error(), no);
+    assert_eq!(from.getxattr(name).unwrap_err().errno(), no);
+    assert_eq!(from.removexattr(name).unwrap_err().errno(), no);
 }

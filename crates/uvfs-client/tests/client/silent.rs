@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use uvfs_client::{Client, Config, Flags, LockKind, Server as Socket};
+use uvfs_client::{Client, Config, Connection, Flags, LockKind};
 
 use crate::common::{DEADLINE, eventually, rw};
 use crate::server::Server;
@@ -13,18 +13,16 @@ const BOUND: Duration = Duration::from_secs(2);
 
 /// A client that writes nothing by itself, and waits so long for an answer.
 fn client(dir: &Path, answers: Duration) -> Client {
-    let config = Config {
-        memory: 8 << 20,
-        writeback_after: Duration::from_secs(3600),
-        ..Config::default()
-    };
-    let server = Socket::connect(dir.join("sock")).unwrap();
+    let config = Config::default()
+        .memory(8 << 20)
+        .writeback_after(Duration::from_secs(3600));
+    let server = Connection::connect(dir.join("sock")).unwrap();
     let server = server.reconnect_within(Duration::from_millis(100));
     Client::new(server.answers_within(answers), config).unwrap()
 }
 
-fn code<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
-    result.unwrap_err().raw_os_error()
+fn code<T: std::fmt::Debug>(result: uvfs_client::Result<T>) -> Option<i32> {
+    Some(result.unwrap_err().errno().raw_os_error())
 }
 
 /// Every wait of a call has an end.
@@ -140,7 +138,7 @@ fn attaching_to_a_silent_server_ends() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), "data");
     server.signal(Signal::STOP);
-    let socket = Socket::connect(dir.path().join("sock")).unwrap();
+    let socket = Connection::connect(dir.path().join("sock")).unwrap();
     let began = Instant::now();
     let client = Client::new(socket.answers_within(BOUND), Config::default());
     assert_eq!(code(client), Some(libc::ETIMEDOUT));

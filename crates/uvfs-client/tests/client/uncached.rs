@@ -8,11 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server};
+use uvfs_client::{Client, Config, Connection, Flags, OpenOptions};
 use uvfs_io::ops::{self, DONTCACHE, cached_bytes};
 use uvfs_io::runtime::Runtime;
 use uvfs_io::{IoBuf, Payload};
-use uvfs_local::LocalStore;
 use uvfs_queue::wait::WaitConfig;
 use uvfs_server::{ClientLimits, Clients};
 
@@ -103,17 +102,14 @@ fn cached_at_last(path: &Path, most: usize) -> usize {
 }
 
 /// Writes and reads a file of its own with `flags`; how much of it the host then has cached.
-fn written_and_read(backend: impl Backend, data: &Path, flags: Flags) -> (usize, usize) {
-    let config = Config {
-        memory: 4 * MIB,
-        ..Config::default()
-    };
+fn written_and_read(connection: Connection, data: &Path, flags: Flags) -> (usize, usize) {
+    let config = Config::default().memory(4 * MIB);
     let most = if flags.contains(Flags::DONTCACHE) {
         MIB
     } else {
         usize::MAX
     };
-    let client = Client::new(backend, config).unwrap();
+    let client = Client::new(connection, config).unwrap();
     let file = client.open("written", rw()).unwrap();
     let block = vec![0x5a; MIB];
     for at in (0..SIZE).step_by(MIB) {
@@ -148,30 +144,25 @@ fn serve(place: &Place, data: &Path) -> (Clients, PathBuf) {
 #[test]
 fn the_host_keeps_nothing_of_uncached_calls() {
     let Some(place) = place() else { return };
-    for served in [true, false] {
-        let data = place.path().join(if served { "served" } else { "local" });
-        std::fs::create_dir(&data).unwrap();
-        for flags in [
-            Flags::DONTCACHE,
-            Flags::empty(),
-            Flags::DONTCACHE | Flags::DIRECT,
-        ] {
-            let (written, read) = if served {
-                let (_server, socket) = serve(&place, &data);
-                written_and_read(Server::connect(socket).unwrap(), &data, flags)
-            } else {
-                written_and_read(LocalStore::open(&data).unwrap(), &data, flags)
-            };
-            if flags.contains(Flags::DONTCACHE) {
-                assert!(written <= MIB, "written, served: {served}: {written}");
-                assert!(read <= MIB, "read, served: {served}: {read}");
-            } else {
-                assert!(written >= SIZE / 2, "written, served: {served}: {written}");
-                assert!(read >= SIZE / 2, "read, served: {served}: {read}");
-            }
-            std::fs::remove_file(data.join("written")).unwrap();
-            std::fs::remove_file(data.join("read")).unwrap();
+    let data = place.path().join("served");
+    std::fs::create_dir(&data).unwrap();
+    for flags in [
+        Flags::DONTCACHE,
+        Flags::empty(),
+        Flags::DONTCACHE | Flags::DIRECT,
+    ] {
+        let (_server, socket) = serve(&place, &data);
+        let connection = Connection::connect(socket).unwrap();
+        let (written, read) = written_and_read(connection, &data, flags);
+        if flags.contains(Flags::DONTCACHE) {
+            assert!(written <= MIB, "written: {written}");
+            assert!(read <= MIB, "read: {read}");
+        } else {
+            assert!(written >= SIZE / 2, "written: {written}");
+            assert!(read >= SIZE / 2, "read: {read}");
         }
+        std::fs::remove_file(data.join("written")).unwrap();
+        std::fs::remove_file(data.join("read")).unwrap();
     }
 }
 
@@ -189,11 +180,8 @@ fn a_host_without_it_is_asked_once_and_then_left_alone() {
     std::fs::create_dir(&data).unwrap();
     let (_server, socket) = serve(&place, &data);
     let client = Client::new(
-        Server::connect(socket).unwrap(),
-        Config {
-            memory: 2 * MIB,
-            ..Config::default()
-        },
+        Connection::connect(socket).unwrap(),
+        Config::default().memory(2 * MIB),
     )
     .unwrap();
     let file = client.open("f", rw()).unwrap();

@@ -5,10 +5,11 @@ use crate::import;
 use crate::real::errno;
 use crate::report::{self, Why};
 use crate::table::{self, Known, Opened, Use};
+use rustix::io::Errno;
 use std::ffi::{c_int, c_void};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use uvfs_client::Flags;
+use uvfs_client::{Error, Flags};
 
 use super::{Context, Event, FDSYNC, PREAD, PREADV, PWRITE, PWRITEV};
 
@@ -62,10 +63,10 @@ impl Call {
             return Err(libc::ENOTCONN);
         };
         self.at_once(opened)
-            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+            .map_err(|error| error.errno().raw_os_error())
     }
 
-    fn at_once(&self, opened: &Opened) -> io::Result<usize> {
+    fn at_once(&self, opened: &Opened) -> Result<usize, Error> {
         let (file, at) = (&opened.file, self.offset);
         match self.opcode {
             // SAFETY: the program has not been told that it ended.
@@ -84,10 +85,7 @@ impl Call {
     }
 
     fn through_the_kernel(&self) -> Result<usize, c_int> {
-        import::trouble(
-            "the server's session",
-            &io::Error::from_raw_os_error(libc::ENOTCONN),
-        );
+        import::trouble("the server's session", &Errno::NOTCONN.into());
         match table::look(self.fd) {
             Known::Described(one) if std::ptr::eq::<table::Description>(&*one, &*self.one) => {
                 import::give_up(self.fd, &one, Why::NoSession);
@@ -140,9 +138,9 @@ impl Call {
             .collect()
     }
 
-    fn end(self: Arc<Self>, result: io::Result<usize>) {
+    fn end(self: Arc<Self>, result: Result<usize, Errno>) {
         let context = self.context.clone();
-        let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        let result = result.map_err(|error| error.raw_os_error());
         context.ended(self, result);
     }
 
@@ -163,7 +161,7 @@ impl Call {
                 });
                 if !begun {
                     let done = self.at_once(opened);
-                    self.end(done);
+                    self.end(done.map_err(|error| error.errno()));
                 }
             }
             PWRITE | PWRITEV => {
@@ -174,7 +172,7 @@ impl Call {
                 drop(bytes);
                 if !begun {
                     let done = self.at_once(opened);
-                    self.end(done);
+                    self.end(done.map_err(|error| error.errno()));
                 }
             }
             opcode => {

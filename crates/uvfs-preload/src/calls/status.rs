@@ -75,9 +75,9 @@ fn stat_of((attr, (dev, ino)): &Attributes) -> libc::stat {
     st.st_size = attr.size as _;
     st.st_blksize = block_size(attr) as _;
     st.st_blocks = attr.blocks as _;
-    (st.st_atime, st.st_atime_nsec) = (attr.atime.0, attr.atime.1.into());
-    (st.st_mtime, st.st_mtime_nsec) = (attr.mtime.0, attr.mtime.1.into());
-    (st.st_ctime, st.st_ctime_nsec) = (attr.ctime.0, attr.ctime.1.into());
+    (st.st_atime, st.st_atime_nsec) = (attr.atime as _, attr.atimensec.into());
+    (st.st_mtime, st.st_mtime_nsec) = (attr.mtime as _, attr.mtimensec.into());
+    (st.st_ctime, st.st_ctime_nsec) = (attr.ctime as _, attr.ctimensec.into());
     st
 }
 
@@ -138,9 +138,9 @@ fn statx_of((attr, (dev, ino)): &Attributes) -> libc::statx {
     st.stx_blocks = attr.blocks;
     (st.stx_dev_major, st.stx_dev_minor) = (libc::major(dev) as _, libc::minor(dev) as _);
     for (to, from) in [
-        (&mut st.stx_atime, attr.atime),
-        (&mut st.stx_mtime, attr.mtime),
-        (&mut st.stx_ctime, attr.ctime),
+        (&mut st.stx_atime, (attr.atime as i64, attr.atimensec)),
+        (&mut st.stx_mtime, (attr.mtime as i64, attr.mtimensec)),
+        (&mut st.stx_ctime, (attr.ctime as i64, attr.ctimensec)),
     ] {
         (to.tv_sec, to.tv_nsec) = from;
     }

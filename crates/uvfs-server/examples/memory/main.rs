@@ -6,7 +6,7 @@ mod fs;
 use std::sync::Arc;
 
 use fs::Memory;
-use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
+use uvfs_client::{Client, Config, Connection, Flags, OpenOptions};
 use uvfs_server::{ClientLimits, Options, Session, SessionOptions, in_process};
 
 fn main() -> std::io::Result<()> {
@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     }
     let session = Session::unmounted(Memory::new(), SessionOptions::default())?;
     let (_server, socket) = in_process(&Arc::new(session), ClientLimits::default())?;
-    let client = Client::new(Server::from(socket), Config::default())?;
+    let client = Client::new(Connection::from(socket), Config::default())?;
     client.mkdir("dir", 0o755)?;
     let options = OpenOptions::new().read(true).write(true).create(true);
     let file = client.open("dir/file", options)?;

@@ -169,7 +169,7 @@ pub struct InProcess {
 
 /// Serves one client of this program, on a thread of its own: without a path, a mount or another
 /// process, but else like any client. It attaches to the descriptor that comes with it (see
-/// `uvfs_client::Server::from`).
+/// `uvfs_client::Connection::from`).
 ///
 /// # Errors
 /// When the thread or the pair of sockets can't be had.

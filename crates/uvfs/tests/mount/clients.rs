@@ -14,11 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use rustix::process::Signal;
-use uvfs_client::backend::{FileOps, Op, PageIo, Request, SharedServer};
+use uvfs_client::layer::{Op, PageIo, Request};
 use uvfs_client::{
-    AllocateMode, Client, Config, File as ClientFile, Flags, Imported, Server, SetAttr, Token,
+    AllocateMode, Client, Config, Connection, Error, File as ClientFile, Flags, Imported, SetAttr,
+    Token,
 };
 use uvfs_queue::arena::Arena;
 
@@ -26,21 +28,16 @@ use crate::harness::*;
 use crate::own_process;
 pub use names::{names, random_names};
 
-const CONFIG: Config = Config {
-    memory: 4 << 20,
-    dirty_percent: 40,
-    background_percent: 10,
-    writeback_after: std::time::Duration::from_secs(5),
-    yields: true,
-    readahead: 1 << 20,
-};
-
-fn attach(token: &Token) -> Client {
-    Client::new(Server::connect(token.socket()).unwrap(), CONFIG).unwrap()
+fn config() -> Config {
+    Config::default().memory(4 << 20)
 }
 
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().unwrap()
+fn attach(token: &Token) -> Client {
+    Client::new(Connection::connect(token.socket()).unwrap(), config()).unwrap()
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, impl Into<Error> + std::fmt::Debug>) -> i32 {
+    result.unwrap_err().into().errno().raw_os_error()
 }
 
 fn read(file: &ClientFile, len: usize, offset: u64) -> Vec<u8> {
@@ -130,12 +127,12 @@ pub fn one_file(dir: &Path, _: &str) -> String {
 }
 
 /// A session without the client's own checks.
-struct Raw(Server, Arc<Arena>);
+struct Raw(Connection, Arc<Arena>);
 
 impl Raw {
     fn attach(token: &Token) -> Self {
-        let server = Server::connect(token.socket()).unwrap();
-        let arena = Arc::new(Arena::create(64 + server.reserved_pages()).unwrap());
+        let server = Connection::connect(token.socket()).unwrap();
+        let arena = Arc::new(Arena::create(64 + Connection::RESERVED_PAGES).unwrap());
         server.attach(&arena).unwrap();
         Self(server, arena)
     }
@@ -145,7 +142,7 @@ impl Raw {
         self.0.import(token.secret()).unwrap()
     }
 
-    fn transfer(&self, op: Op, node: u64, handle: u64) -> std::io::Result<usize> {
+    fn transfer(&self, op: Op, node: u64, handle: u64) -> Result<usize, Errno> {
         let (sender, receiver) = channel();
         let request = Request {
             op,
@@ -183,7 +180,13 @@ pub fn hostile(dir: &Path, _: &str) -> String {
     // Opened for reading: not for anything else.
     assert_eq!(raw.transfer(Op::Read, node, handle).unwrap(), 100);
     assert_eq!(errno(raw.transfer(Op::Write, node, handle)), libc::EBADF);
-    assert_eq!(errno(raw.0.fallocate(node, handle, 0, 0, 10)), libc::EBADF);
+    assert_eq!(
+        errno(
+            raw.0
+                .fallocate(node, handle, FallocateFlags::empty(), 0, 10)
+        ),
+        libc::EBADF
+    );
     let cut = SetAttr {
         size: Some(0),
         handle: Some(handle),
@@ -256,8 +259,8 @@ pub fn guest(dir: &Path, _: &str) -> String {
     // By the node's number either.
     let raw = Raw::attach(&Token::of(file.as_fd()).unwrap());
     let node = raw.import(&file).entry.node;
-    assert_eq!(errno(raw.0.open(node, libc::O_RDWR)), libc::EPERM);
-    assert_eq!(errno(raw.0.open(1, libc::O_RDWR)), libc::ESTALE);
+    assert_eq!(errno(raw.0.open(node, OFlags::RDWR)), libc::EPERM);
+    assert_eq!(errno(raw.0.open(1, OFlags::RDWR)), libc::ESTALE);
     let chmod = SetAttr {
         mode: Some(0o4777),
         ..SetAttr::default()
@@ -278,7 +281,7 @@ pub fn until_the_end(dir: &Path, ready: &str) -> String {
         match imported.write_at(b"data", 0, Flags::empty()) {
             Ok(_) if !said => fs::write(ready, "").unwrap(),
             Ok(_) => {}
-            Err(error) => return error.raw_os_error().unwrap().to_string(),
+            Err(error) => return error.errno().raw_os_error().to_string(),
         }
         said = true;
     }
@@ -290,8 +293,8 @@ pub fn until_it_is_back(dir: &Path, flags: &str) -> String {
     let path = dir.join("shared");
     let file = File::options().read(true).write(true).open(path).unwrap();
     let token = Token::of(file.as_fd()).unwrap();
-    let server = Server::connect(token.socket()).unwrap();
-    let client = Client::new(server.reconnect_within(SOON), CONFIG).unwrap();
+    let server = Connection::connect(token.socket()).unwrap();
+    let client = Client::new(server.reconnect_within(SOON), config()).unwrap();
     let imported = client.import_token(&token).unwrap();
     imported.write_at(b"before", 0, Flags::empty()).unwrap();
     fs::write(flags.join("ready"), "").unwrap();
@@ -301,7 +304,7 @@ pub fn until_it_is_back(dir: &Path, flags: &str) -> String {
     match (written, synced) {
         (Ok(5), Ok(())) => String::from_utf8(read(&imported, 20, 0)).unwrap(),
         // It may have been cached before the end was noticed.
-        (_, Err(synced)) => synced.raw_os_error().unwrap().to_string(),
+        (_, Err(synced)) => synced.errno().raw_os_error().to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -377,9 +380,9 @@ fn another_user_is_a_guest() {
 pub fn greedy(dir: &Path, _: &str) -> String {
     let file = File::options().read(true).open(dir.join("shared")).unwrap();
     let token = Token::of(file.as_fd()).unwrap();
-    let attach = |pages: u32| -> std::io::Result<Raw> {
-        let server = Server::connect(token.socket())?;
-        let arena = Arc::new(Arena::create(pages + server.reserved_pages()).unwrap());
+    let attach = |pages: u32| -> uvfs_client::Result<Raw> {
+        let server = Connection::connect(token.socket())?;
+        let arena = Arc::new(Arena::create(pages + Connection::RESERVED_PAGES).unwrap());
         server.attach(&arena)?;
         Ok(Raw(server, arena))
     };
@@ -387,7 +390,7 @@ pub fn greedy(dir: &Path, _: &str) -> String {
     assert_eq!(
         (
             sessions.len(),
-            attach(64).err().and_then(|e| e.raw_os_error())
+            attach(64).err().map(|e| e.errno().raw_os_error())
         ),
         (128, Some(libc::EAGAIN))
     );
@@ -404,7 +407,7 @@ pub fn greedy(dir: &Path, _: &str) -> String {
     let arenas: Vec<_> = (0..8).map_while(|_| attach(1 << 18).ok()).collect();
     assert_eq!(arenas.len(), 3);
     let import = |session: &Raw| {
-        let token = Token::of(file.as_fd())?;
+        let token = Token::of(file.as_fd()).map_err(|error| error.errno())?;
         session.0.import(token.secret())
     };
     let one = &sessions[0];

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use rustix::process::Signal;
-use uvfs_client::{Client, Config, File as ClientFile, Flags, OpenOptions, Server, Token};
+use uvfs_client::{Client, Config, Connection, File as ClientFile, Flags, OpenOptions, Token};
 
 use crate::harness::*;
 use crate::own_process;
@@ -141,11 +142,8 @@ pub fn client_of(dir: &Path) -> Client {
     let mut value = [0; 256];
     let len = rustix::fs::getxattr(dir, "user.uvfs.socket", &mut value).unwrap();
     let socket = Path::new(OsStr::from_bytes(&value[..len]));
-    let config = Config {
-        memory: 8 << 20,
-        ..Config::default()
-    };
-    Client::new(Server::connect(socket).unwrap(), config).unwrap()
+    let config = Config::default().memory(8 << 20);
+    Client::new(Connection::connect(socket).unwrap(), config).unwrap()
 }
 
 /// Opens of both kinds at once, by many threads and by processes that are killed: none fails.
@@ -260,7 +258,7 @@ fn is_the_kernels(file: &File) -> bool {
     match Token::of(file.as_fd()) {
         Ok(_) => false,
         Err(error) => {
-            assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+            assert_eq!(error.errno(), Errno::BUSY, "{error}");
             true
         }
     }

@@ -2,8 +2,9 @@
 
 use super::super::Handle;
 use super::super::chunk::CHUNK_PAGES;
-use crate::backend::{Lease, Op, Request};
-use std::io::{self};
+use crate::connection::pages::{Op, Request};
+use crate::types::Lease;
+use rustix::io::{self, Errno};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use uvfs_queue::arena::{PAGE_SIZE, Span};
@@ -21,8 +22,9 @@ impl Fill {
     pub(crate) fn finished(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }
-    pub(crate) fn error(&self) -> Option<i32> {
-        Some(self.errno.load(Ordering::Acquire)).filter(|&e| e != 0)
+    pub(crate) fn error(&self) -> Option<Errno> {
+        let errno = self.errno.load(Ordering::Acquire);
+        (errno != 0).then(|| Errno::from_raw_os_error(errno))
     }
 }
 
@@ -60,7 +62,7 @@ impl Inode {
             self.cache.free(&mut pages);
             return fill;
         }
-        let max_pages = (self.cache.limits.max_read / PAGE_SIZE).max(1);
+        let max_pages = self.cache.request_pages();
         let node = st.server_node;
         let mut run: Vec<(u32, Span)> = Vec::new();
         let mut run_at = first;
@@ -99,7 +101,7 @@ impl Inode {
         self.cache.free(&mut pages);
         if !batch.is_empty() {
             self.cache.counters.read_requests(batch.len() as u64);
-            self.cache.backend.pages().submit(&mut batch);
+            self.cache.io.submit(&mut batch);
         }
         fill
     }
@@ -145,8 +147,7 @@ impl Inode {
         let got = match &result {
             Ok(n) => Some((*n).min(run.len() * PAGE_SIZE)),
             Err(e) => {
-                fill.errno
-                    .store(e.raw_os_error().unwrap_or(libc::EIO), Ordering::Release);
+                fill.errno.store(e.raw_os_error(), Ordering::Release);
                 None
             }
         };

@@ -1,7 +1,7 @@
 //! Takes pages away: truncation, invalidation and reclaim.
 
 use super::super::chunk::CHUNK_PAGES;
-use std::io::{self};
+use rustix::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uvfs_queue::arena::{PAGE_SIZE, Span};

@@ -2,8 +2,9 @@
 
 use super::super::Handle;
 use super::super::writeback::Behind;
-use crate::backend::Lease;
-use std::io::{self, IoSlice};
+use crate::types::Lease;
+use rustix::io;
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 use uvfs_queue::arena::{PAGE_SIZE, Ranges, Span};

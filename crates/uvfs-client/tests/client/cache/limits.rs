@@ -1,5 +1,7 @@
 //! The cache at its limit: how writers wait, and what gives way.
 
+use std::sync::mpsc::{Receiver, Sender, channel};
+
 use super::*;
 
 /// A stream pushes nothing else out of the cache.
@@ -10,15 +12,11 @@ fn a_stream_larger_than_the_cache_passes_through_few_pages() {
     for (block, every) in [(1 << 10, 0), (1000, 0), (4 << 10, 0), (MIB, 0), (5000, 9)] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("kept"), vec![3; MIB]).unwrap();
-        // Its requests run in the thread that submits them, so the pages used don't depend on time.
-        let store = Faulty::new(LocalStore::with(dir.path(), 0, MIB).unwrap());
-        let fault = store.fault.clone();
+        let config = quiet().memory(8 * MIB);
+        let (_serving, client, fault) = faulty(dir.path(), config);
+        // So that the pages used don't depend on time.
+        fault.waits.store(true, Ordering::Relaxed);
         fault.errno.store(libc::EIO, Ordering::Relaxed);
-        let config = Config {
-            memory: 8 * MIB,
-            ..quiet()
-        };
-        let client = Client::new(store, config).unwrap();
         let kept = client.open("kept", rw()).unwrap();
         let mut buf = vec![0; MIB];
         kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
@@ -59,16 +57,9 @@ fn a_stream_larger_than_the_cache_passes_through_few_pages() {
 #[test]
 fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
-    store.fault.latency_us.store(500, Ordering::Relaxed);
-    let client = Client::new(
-        store,
-        Config {
-            memory: 2 * MIB,
-            ..quiet()
-        },
-    )
-    .unwrap();
+    let config = quiet().memory(2 * MIB);
+    let (_serving, client, fault) = faulty(dir.path(), config);
+    fault.latency_us.store(500, Ordering::Relaxed);
     std::thread::scope(|s| {
         for t in 0..2u8 {
             let client = &client;
@@ -102,18 +93,10 @@ fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
 #[test]
 fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
-    let fault = store.fault.clone();
+    let config = quiet().memory(MIB);
+    let (_serving, client, fault) = faulty(dir.path(), config);
     fault.errno.store(libc::ENOSPC, Ordering::Relaxed);
     fault.every.store(1, Ordering::Relaxed);
-    let client = Client::new(
-        store,
-        Config {
-            memory: MIB,
-            ..quiet()
-        },
-    )
-    .unwrap();
     let file = client.open("f", rw()).unwrap();
     let mut written = 0;
     let error = loop {
@@ -123,7 +106,7 @@ fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
         }
         assert!(written < 2 * MIB as u64);
     };
-    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(error.errno(), Errno::NOSPC);
     fault.every.store(0, Ordering::Relaxed);
     let _ = file.sync_all();
     file.sync_all().unwrap();
@@ -133,92 +116,49 @@ fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
     );
 }
 
-/// A one-thread server that needs memory of the same cache to answer a write: it reads another
-/// file through the client whose writeback it is serving.
+/// A layer with one thread for writes, which needs memory of the same cache for each: it reads another file
+/// through the client whose writeback it is serving, as a server in the same process may.
+#[derive(Default)]
 struct Nested {
-    inner: LocalStore,
-    file: Arc<OnceLock<File>>,
-    armed: Arc<AtomicBool>,
-    reads: Arc<AtomicU64>,
-    queue: std::sync::mpsc::Sender<Request>,
-    back: Mutex<Option<std::sync::mpsc::Receiver<Request>>>,
+    file: OnceLock<File>,
+    armed: AtomicBool,
+    reads: AtomicU64,
 }
 
 impl Nested {
-    fn serve(self: &Arc<Self>) {
-        let me = self.clone();
-        let requests = self.back.lock().unwrap().take().unwrap();
-        std::thread::spawn(move || {
-            for request in requests {
-                if request.op == Op::Write && me.armed.load(Ordering::Acquire) {
-                    let n = me.reads.fetch_add(1, Ordering::Relaxed);
-                    let mut buf = [0; 4096];
-                    let file = me.file.get().unwrap();
-                    let got = file
-                        .read_at(&mut buf, n % 512 * 4096, Flags::empty())
-                        .unwrap();
-                    assert_eq!((got, buf[0]), (4096, 6));
-                    // Slower than the writer, however slow that is: it has to wait for pages.
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                me.inner.submit(&mut vec![request]);
+    fn serve(&self, requests: Receiver<Request>, inner: &dyn PageIo) {
+        for request in requests {
+            if self.armed.load(Ordering::Acquire) {
+                let n = self.reads.fetch_add(1, Ordering::Relaxed);
+                let mut buf = [0; 4096];
+                let file = self.file.get().unwrap();
+                let got = file
+                    .read_at(&mut buf, n % 512 * 4096, Flags::empty())
+                    .unwrap();
+                assert_eq!((got, buf[0]), (4096, 6));
+                // Slower than the writer, however slow that is: it has to wait for pages.
+                std::thread::sleep(Duration::from_millis(2));
             }
-        });
+            inner.submit(&mut vec![request]);
+        }
     }
 }
 
-struct Single(Arc<Nested>);
-
-impl Backend for Single {
-    fn pages(&self) -> &dyn PageIo {
-        self
-    }
-
-    fn files(&self) -> &dyn FileOps {
-        self.0.inner.files()
-    }
-
-    fn shared(&self) -> Option<&dyn SharedServer> {
-        None
-    }
+struct Single {
+    inner: Arc<dyn PageIo>,
+    queue: Sender<Request>,
 }
 
 impl PageIo for Single {
-    fn attach(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
-        self.0.inner.attach(arena)
-    }
-
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.0.inner.descriptors()
-    }
-
-    fn reserved_pages(&self) -> u32 {
-        self.0.inner.reserved_pages()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.inner.limits()
-    }
-
     fn submit(&self, batch: &mut Vec<Request>) {
-        for request in batch.drain(..) {
-            // Writes go through the one thread. A read by that thread itself is answered at
-            // once, as by a store of its own.
-            if request.op == Op::Write {
-                self.0.queue.send(request).unwrap();
-            } else {
-                self.0.inner.submit(&mut vec![request]);
-            }
+        for request in batch.extract_if(.., |request| request.op == Op::Write) {
+            self.queue.send(request).unwrap();
         }
-    }
-
-    fn carry_out(&self, batch: &mut Vec<Request>) {
-        self.submit(batch);
+        // A read by that thread itself does not wait for it.
+        self.inner.submit(batch);
     }
 
     fn poll(&self, _: &mut dyn FnMut() -> bool) {}
-
-    fn help(&self, _: &mut dyn FnMut() -> bool) {}
 }
 
 /// Client and server do not wait for each other's memory.
@@ -226,26 +166,23 @@ impl PageIo for Single {
 fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("other"), vec![6; 2 * MIB]).unwrap();
-    let (queue, back) = std::sync::mpsc::channel();
-    let nested = Arc::new(Nested {
-        inner: LocalStore::with(dir.path(), 0, 64 << 10).unwrap(),
-        file: Arc::default(),
-        armed: Arc::default(),
-        reads: Arc::default(),
-        queue,
-        back: Mutex::new(Some(back)),
-    });
-    nested.serve();
     // Nearly all memory may be dirty: the server's reads live off what little is left.
-    let config = Config {
-        memory: MIB,
-        dirty_percent: 90,
-        readahead: 0,
-        ..quiet()
-    };
-    let client = Client::new(Single(nested.clone()), config).unwrap();
+    let config = quiet()
+        .memory(MIB)
+        .dirty_percent(90)
+        .readahead(0)
+        .max_request(64 << 10);
+    let nested = Arc::<Nested>::default();
+    let (_serving, connection) = connect(dir.path());
+    let client = Client::layered(connection, config, 0, |_, inner| {
+        let (queue, requests) = channel();
+        let (nested, below) = (nested.clone(), inner.clone());
+        std::thread::spawn(move || nested.serve(requests, &*below));
+        Arc::new(Single { inner, queue })
+    })
+    .unwrap();
     let other = client.open("other", OpenOptions::new().read(true)).unwrap();
-    nested.file.set(other).map_err(drop).unwrap();
+    nested.file.set(other).unwrap();
     nested.armed.store(true, Ordering::Release);
     let file = client.open("f", rw()).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
@@ -279,11 +216,9 @@ fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
 #[test]
 fn pages_age_and_are_written() {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config {
-        writeback_after: Duration::from_millis(20),
-        ..quiet()
-    };
-    let client = Client::new(LocalStore::open(dir.path()).unwrap(), config).unwrap();
+    let config = quiet().writeback_after(Duration::from_millis(20));
+    let (_serving, connection) = connect(dir.path());
+    let client = Client::new(connection, config).unwrap();
     let file = client.open("f", rw()).unwrap();
     file.write_at(b"old", 0, Flags::empty()).unwrap();
     eventually("the flusher writes it", || {

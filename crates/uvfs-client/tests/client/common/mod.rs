@@ -1,15 +1,16 @@
 //! Helpers of several tests of the client.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+pub mod faulty;
 pub mod raw;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uvfs_client::OpenOptions;
+use uvfs_client::{Connection, OpenOptions};
 use uvfs_passthrough::Passthrough;
-use uvfs_server::{Session, SessionOptions};
+use uvfs_server::{ClientLimits, InProcess, Session, SessionOptions, in_process};
 
 /// Generous: the machine may be loaded.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -24,6 +25,12 @@ pub fn session(source: impl AsRef<Path>) -> Arc<Session<Passthrough>> {
     std::fs::create_dir_all(&source).unwrap();
     let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();
     Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap())
+}
+
+/// A connection to a server in this process, which serves a directory until the first value is dropped.
+pub fn connect(source: impl AsRef<Path>) -> (InProcess, Connection) {
+    let (serving, socket) = in_process(&session(source), ClientLimits::default()).unwrap();
+    (serving, Connection::from(socket))
 }
 
 /// Waits until `check` says so.

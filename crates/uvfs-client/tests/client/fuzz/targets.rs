@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use rustix::fs::RenameFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
+use uvfs_client::{Client, Config, Connection, File, Flags, OpenOptions};
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_proto::abi;
 use uvfs_queue::arena::Arena;
@@ -103,10 +104,7 @@ fn limits() -> ClientLimits {
 }
 
 fn small() -> Config {
-    Config {
-        memory: 4 << 20,
-        ..Config::default()
-    }
+    Config::default().memory(4 << 20)
 }
 
 impl World {
@@ -128,7 +126,7 @@ impl World {
         let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
         let socket = dir.path().join("socket");
         let clients = Clients::listen(session.clone(), &socket, limits()).unwrap();
-        let good = Client::new(Server::connect(&socket).unwrap(), small()).unwrap();
+        let good = Client::new(Connection::connect(&socket).unwrap(), small()).unwrap();
         Self {
             dir,
             session,
@@ -428,7 +426,7 @@ impl Default for Coherent {
             session: _,
         } = World::new();
         let open = || {
-            let server = Server::connect(dir.path().join("socket")).unwrap();
+            let server = Connection::connect(dir.path().join("socket")).unwrap();
             let client = Client::new(server, small()).unwrap();
             let rw = OpenOptions::new().read(true).write(true).create(true);
             let files = ["x", "y"].map(|name| client.open(name, rw.clone()).unwrap());
@@ -527,8 +525,8 @@ impl Coherent {
             _ => {
                 // Under another name and back; clients that have it open do not notice.
                 let name = ["x", "y"][which];
-                client.rename(name, "z", 0).unwrap();
-                client.rename("z", name, 0).unwrap();
+                client.rename(name, "z", RenameFlags::empty()).unwrap();
+                client.rename("z", name, RenameFlags::empty()).unwrap();
             }
         }
         which

@@ -120,7 +120,9 @@ fn with_a_mount(transport: &str) {
     let at = |name: &str| mounted.dir.path().join("mount").join(name);
     clients[0].mkdir("d", 0o755).unwrap();
     assert!(at("d").is_dir());
-    clients[0].rename("a", "d/c", 0).unwrap();
+    clients[0]
+        .rename("a", "d/c", rustix::fs::RenameFlags::empty())
+        .unwrap();
     assert!(at("d/c").exists() && !at("a").exists());
     clients[1].unlink("d/c").unwrap();
     assert_eq!(std::fs::read_dir(at("d")).unwrap().count(), 0);

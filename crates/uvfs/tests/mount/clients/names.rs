@@ -69,7 +69,9 @@ fn renamed(both: &Both<'_>) {
     let open = File::open(both.at("two")).unwrap();
     let (one, two) = (both.stat("one").ino(), both.stat("two").ino());
     assert_eq!(open.metadata().unwrap().nlink(), 1);
-    both.client.rename("one", "two", 0).unwrap();
+    both.client
+        .rename("one", "two", RenameFlags::empty())
+        .unwrap();
     both.missing("one");
     assert_eq!(both.stat("two").ino(), one);
     assert_eq!(fs::read_to_string(both.at("two")).unwrap(), "1");
@@ -78,7 +80,7 @@ fn renamed(both: &Both<'_>) {
     fs::write(both.at("one"), "333").unwrap();
     let new = both.stat("one").ino();
     both.client
-        .rename("one", "two", libc::RENAME_EXCHANGE)
+        .rename("one", "two", RenameFlags::EXCHANGE)
         .unwrap();
     assert_eq!((both.stat("one").ino(), both.stat("two").ino()), (one, new));
     both.client.unlink("one").unwrap();
@@ -150,7 +152,9 @@ fn directories(both: &Both<'_>) {
     assert_eq!(both.stat("dir").nlink(), 3);
     std::env::set_current_dir(both.at("dir/sub")).unwrap();
     assert!(Path::new("child").exists());
-    both.client.rename("dir", "moved", 0).unwrap();
+    both.client
+        .rename("dir", "moved", RenameFlags::empty())
+        .unwrap();
     both.missing("dir");
     both.missing("dir/sub/child");
     assert_eq!(
@@ -160,7 +164,7 @@ fn directories(both: &Both<'_>) {
     assert_eq!(fs::read_to_string("child").unwrap(), "child");
     assert_eq!(std::env::current_dir().unwrap(), both.at("moved/sub"));
     both.client
-        .rename("moved/sub/child", "moved/child", 0)
+        .rename("moved/sub/child", "moved/child", RenameFlags::empty())
         .unwrap();
     assert!(!Path::new("child").exists());
     assert!(Path::new("../child").exists());
@@ -276,14 +280,14 @@ impl Step {
             (Change::Rmdir, true) => fs::remove_dir(at).unwrap(),
             (Change::Rmdir, false) => client.rmdir(from).unwrap(),
             (Change::Rename, true) => fs::rename(at, new).unwrap(),
-            (Change::Rename, false) => client.rename(from, to, 0).unwrap(),
+            (Change::Rename, false) => client.rename(from, to, RenameFlags::empty()).unwrap(),
             (Change::Link, true) => fs::hard_link(at, new).unwrap(),
             (Change::Link, false) => client.link(from, to).unwrap(),
             (Change::Exchange | Change::ExchangeDirs, true) => {
                 renameat_with(CWD, at, CWD, new, RenameFlags::EXCHANGE).unwrap();
             }
             (Change::Exchange | Change::ExchangeDirs, false) => {
-                client.rename(from, to, libc::RENAME_EXCHANGE).unwrap();
+                client.rename(from, to, RenameFlags::EXCHANGE).unwrap();
             }
         }
     }

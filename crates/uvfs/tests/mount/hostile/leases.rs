@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use uvfs_client::{Client, Config, Flags, Server, Token};
+use uvfs_client::{Client, Config, Connection, Flags, Token};
 
 use super::ANY;
 use crate::harness::*;
@@ -18,7 +18,11 @@ use crate::own_process;
 pub fn leaseholder(dir: &Path, ready: &str) -> String {
     let held = fs::File::create(dir.join("held")).unwrap();
     let token = Token::of(held.as_fd()).unwrap();
-    let client = Client::new(Server::connect(token.socket()).unwrap(), Config::default()).unwrap();
+    let client = Client::new(
+        Connection::connect(token.socket()).unwrap(),
+        Config::default(),
+    )
+    .unwrap();
     let file = client.import(held.as_fd()).unwrap();
     file.write_at(b"held back", 0, Flags::empty()).unwrap();
     fs::write(ready, "").unwrap();

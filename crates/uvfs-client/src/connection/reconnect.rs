@@ -1,14 +1,15 @@
 //! Attaching to a server, watching it, and attaching to the next one when it went.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::OFlags;
+use rustix::io::{self, Errno};
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext;
 use uvfs_queue::arena::Arena;
@@ -17,14 +18,15 @@ use uvfs_queue::pair::{ClientQueue, End};
 use uvfs_queue::wait::Patience;
 use zerocopy::IntoBytes;
 
-use super::codec::{entry_of, lock_in, parse};
-use super::session::{DEPTH, Descriptors, NEVER_WAITS, Reply, Session, Waiting};
-use super::{ANSWERS, Attempts, Connection};
-use crate::backend::{LockRequest, NodeId, ROOT, Reattached, Reclaimed};
-use crate::cache::errno;
+use super::channel::{Channel, DEPTH, Descriptors, NEVER_WAITS, Reply, Waiting};
+use super::codec::{entry_of, lock_in, parse, refusal};
+use super::known::Found;
+use super::silence::Silence;
+use super::{ANSWERS, Attempts, Inner};
+
+use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::known::Found;
-use crate::silence::Silence;
+use crate::types::{LockRequest, NodeId, ROOT, Reattached, Reclaimed};
 use uvfs_sys::lock;
 
 /// How often the watcher looks for a server that came back, at first and at last.
@@ -34,7 +36,7 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// A session's socket, and the list of descriptors that it begins.
 pub(super) struct Ready {
     pub(super) socket: UnixStream,
-    /// Last, as in [`Session`].
+    /// Last, as in [`Channel`].
     pub(super) descriptors: Descriptors,
 }
 
@@ -42,36 +44,35 @@ pub(super) struct Ready {
 pub(super) struct Lost<'a> {
     /// Where that will be.
     pub(super) path: &'a Path,
-    pub(super) old: &'a Session,
+    pub(super) old: &'a Channel,
     /// The file system gives later changes a later time than this.
     pub(super) since: (i64, u32),
 }
 
-impl Session {
+impl Channel {
     /// An answer, or the errno of one that is about a file. The error is the session's.
-    pub(super) fn answer(&self, reply: Reply) -> io::Result<Result<Vec<u8>, i32>> {
+    pub(super) fn answer(&self, reply: Reply) -> io::Result<Reply> {
         match reply {
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) && !self.is_alive() => Err(e),
-            Err(e) => Ok(Err(e.raw_os_error().unwrap_or(libc::EIO))),
-            Ok(reply) => Ok(Ok(reply)),
+            Err(e @ Errno::NOTCONN) if !self.is_alive() => Err(e),
+            reply => Ok(reply),
         }
     }
 
     /// Finds a file that was open at a server before this one.
-    pub(super) fn find(&self, identity: &[u8]) -> io::Result<Result<Reclaimed, i32>> {
+    pub(super) fn find(&self, identity: &[u8]) -> io::Result<io::Result<Reclaimed>> {
         if identity.is_empty() {
-            return Ok(Err(libc::ESTALE));
+            return Ok(Err(Errno::STALE));
         }
         Ok(
             match self.answer(self.call(ext::FIND, ROOT, &[], identity, &[]))? {
                 Ok(reply) => entry_of(&reply)
-                    .map_err(|_| libc::EIO)
+                    .map_err(|_| Errno::IO)
                     .map(|entry| Reclaimed {
                         node: entry.node,
-                        mtime: entry.attr.mtime,
+                        mtime: (entry.attr.mtime as i64, entry.attr.mtimensec),
                     }),
                 // A guest's: only a token gives it files.
-                Err(libc::EPERM) => Err(libc::ESTALE),
+                Err(Errno::PERM) => Err(Errno::STALE),
                 Err(code) => Err(code),
             },
         )
@@ -81,17 +82,17 @@ impl Session {
     pub(super) fn open_again(
         &self,
         node: u64,
-        flags: i32,
+        flags: OFlags,
         locks: &[LockRequest],
-    ) -> io::Result<Result<u64, i32>> {
+    ) -> io::Result<io::Result<u64>> {
         let op = abi::OpenIn {
-            flags: flags as u32,
+            flags: flags.bits(),
             open_flags: 0,
         };
         let reply = self.call(Opcode::Open as u32, node, op.as_bytes(), &[], &[]);
         let fh = match self.answer(reply)?.map(|r| parse::<abi::OpenOut>(&r)) {
             Ok(Ok(out)) => out.fh,
-            Ok(Err(_)) => return Ok(Err(libc::EIO)),
+            Ok(Err(_)) => return Ok(Err(Errno::IO)),
             Err(code) => return Ok(Err(code)),
         };
         for lock in locks {
@@ -99,7 +100,7 @@ impl Session {
             let reply = self.call(Opcode::Setlk as u32, node, op.as_bytes(), &[], &[]);
             if self.answer(reply)?.is_err() {
                 // As with NFS, where a lock was lost.
-                return Ok(Err(libc::EIO));
+                return Ok(Err(Errno::IO));
             }
         }
         Ok(Ok(fh))
@@ -126,7 +127,7 @@ impl Session {
     }
 }
 
-impl Connection {
+impl Inner {
     /// How long a server may answer nothing.
     pub(super) fn answers(&self) -> Duration {
         *self.answers.get().unwrap_or(&ANSWERS)
@@ -151,7 +152,7 @@ impl Connection {
         ready: Ready,
         arena: &Arc<Arena>,
         generation: u64,
-    ) -> io::Result<Arc<Session>> {
+    ) -> Result<Arc<Channel>> {
         let mut descriptors = ready.descriptors;
         // After it, so that it is dropped before it.
         let socket = ready.socket;
@@ -160,7 +161,10 @@ impl Connection {
         let user = attach::peer(&socket)?.uid;
         let first = *self.user.get_or_init(|| user);
         if user != 0 && user != first {
-            return Err(errno(libc::EPERM));
+            return Err(Error::because(
+                Errno::PERM,
+                "the server runs as another user than the one before",
+            ));
         }
         let queue = ClientQueue::create(DEPTH)?;
         descriptors.add(queue.as_fd().as_raw_fd());
@@ -173,32 +177,32 @@ impl Connection {
         let sent = attach::send(&socket, hello, &[arena.as_fd(), queue.as_fd()]);
         // A server without a place answers and closes before it reads: its answer says why.
         let (answer, mut fds) = match (attach::receive(&socket), &sent) {
-            (Err(_), Err(_)) => return Err(sent.unwrap_err()),
-            (Err(e), _) if e.raw_os_error() == Some(libc::EAGAIN) => {
-                return Err(errno(libc::ETIMEDOUT));
+            (Err(_), Err(_)) => return Err(sent.unwrap_err().into()),
+            (Err(e), _) if Errno::from_io_error(&e) == Some(Errno::AGAIN) => {
+                return Err(Errno::TIMEDOUT.into());
             }
             (received, _) => received?,
         };
         if answer.errno != 0 {
-            return Err(errno(answer.errno));
+            return Err(refusal(answer.errno.wrapping_neg()).into());
         }
         sent?;
         let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
-            return Err(errno(libc::EPROTO));
+            return Err(Errno::PROTO.into());
         };
         let bell = attach::aside(bell);
         descriptors.add(bell.as_raw_fd());
         queue.wake_through(bell);
-        let session = Arc::new(Session {
+        let channel = Arc::new(Channel {
             name: self.name,
-            figures: self.figures.clone(),
+            cache: self.cache.clone(),
             generation,
             socket,
             source: answer.source,
             queue,
             max_payload: (answer.max_payload as usize).min(1 << 20) / 4096 * 4096,
             arena: arena.clone(),
-            slots: std::array::from_fn(|_| Mutex::new(Waiting::Nobody)),
+            slots: std::array::from_fn(|_| Mutex::new(Waiting::Free)),
             answered: AtomicU64::new(0),
             silence: Silence::default(),
             answers: self.answers(),
@@ -216,13 +220,13 @@ impl Connection {
             reaper: Mutex::default(),
             descriptors,
         });
-        let mine = session.clone();
+        let mine = channel.clone();
         let reaper = std::thread::Builder::new().name("uvfs-reaper".into());
-        *lock(&session.reaper) = Some(reaper.spawn(move || {
+        *lock(&channel.reaper) = Some(reaper.spawn(move || {
             NEVER_WAITS.set(true);
             mine.reap();
         })?);
-        Ok(session)
+        Ok(channel)
     }
 
     /// The body of the thread that notices a server's end and looks for the next.
@@ -269,7 +273,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn attempt(&self, lost: &Lost<'_>) -> io::Result<()> {
+    pub(super) fn attempt(&self, lost: &Lost<'_>) -> Result<()> {
         {
             let mut attempts = lock(&self.attempts);
             attempts.wanted = false;
@@ -279,7 +283,7 @@ impl Connection {
         lock(&self.next).take();
         let mut attempts = lock(&self.attempts);
         attempts.ended = attempts.begun;
-        attempts.other = matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ESTALE));
+        attempts.other = matches!(&result, Err(e) if e.errno() == Errno::STALE);
         if result.is_ok() {
             attempts.lost = None;
         }
@@ -289,7 +293,7 @@ impl Connection {
 
     /// Attaches to the server that now is at the path, if it serves the same source, finds there
     /// what was open, and makes that the current session.
-    pub(super) fn reattach(&self, lost: &Lost<'_>) -> io::Result<()> {
+    pub(super) fn reattach(&self, lost: &Lost<'_>) -> Result<()> {
         let spare = lock(&self.spare).take();
         let ready = match spare {
             Some(ready) => ready,
@@ -298,12 +302,12 @@ impl Connection {
         ready.socket.set_write_timeout(Some(self.answers()))?;
         if let Err(error) = attach::connect(&ready.socket, lost.path) {
             *lock(&self.spare) = Some(ready);
-            return Err(error);
+            return Err(error.into());
         }
         let new = self.attach(ready, &lost.old.arena, lost.old.generation + 1)?;
         *lock(&self.next) = Some(new.clone());
         let found = match self.stop.load(Ordering::Acquire) {
-            true => Err(errno(libc::ENOTCONN)),
+            true => Err(Errno::NOTCONN),
             false => self.find_again(lost, &new),
         };
         if found.is_ok() {
@@ -313,10 +317,10 @@ impl Connection {
             new.end();
             let _ = new.socket.shutdown(std::net::Shutdown::Both);
         }
-        found
+        Ok(found?)
     }
 
-    pub(super) fn find_again(&self, lost: &Lost<'_>, new: &Arc<Session>) -> io::Result<()> {
+    pub(super) fn find_again(&self, lost: &Lost<'_>, new: &Arc<Channel>) -> io::Result<()> {
         let &Lost {
             path, old, since, ..
         } = lost;
@@ -326,10 +330,10 @@ impl Connection {
                 "another source is served there, or one that can't be told from others: \
                  what is dirty stays until the same one is served again"
             );
-            return Err(errno(libc::ESTALE));
+            return Err(Errno::STALE);
         }
         if new.max_payload < old.max_payload {
-            return Err(errno(libc::EPROTO));
+            return Err(Errno::PROTO);
         }
         let (nodes, handles) = {
             let mut known = lock(&self.known);
@@ -338,28 +342,25 @@ impl Connection {
         let mut found: Found<NodeId, Reclaimed> = Found::new();
         for (node, identity) in nodes {
             let again = new.find(&identity)?;
-            if let Err(code) = again {
-                let error = errno(code);
+            if let Err(error) = again {
                 tracing::error!(node, %error, "an open file was not found again");
             }
             found.insert(node, again);
         }
         let mut opened = Found::new();
         for &((node, ours), flags, ref locks) in &handles {
-            let at_server = match found.get(&node).copied().unwrap_or(Err(libc::ESTALE)) {
+            let at_server = match found.get(&node).copied().unwrap_or(Err(Errno::STALE)) {
                 Ok(again) => new.open_again(again.node, flags, locks)?,
                 Err(code) => Err(code),
             };
-            if let Err(code) = at_server {
-                let error = errno(code);
+            if let Err(error) = at_server {
                 tracing::error!(node, %error, "a file could not be opened or locked again");
             }
             opened.insert((node, ours), at_server);
         }
         let end = old.queue.server_end();
-        let call = lock(&self.on_reattach).clone();
-        if let Some(call) = call {
-            call(&Reattached {
+        if let Some(cache) = self.cache.get().and_then(Weak::upgrade) {
+            cache.reattached(&Reattached {
                 session: new.generation,
                 written: matches!(end, End::Written | End::Lost),
                 lost: end == End::Lost,

@@ -1,16 +1,18 @@
-//! A backend that fails and dawdles on purpose, around a real one.
+//! A layer below the page cache that fails and dawdles on purpose.
 
 use std::collections::BinaryHeap;
-use std::io;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use uvfs_queue::arena::Arena;
-
-use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
+use rustix::io::Errno;
+use uvfs_client::layer::{Op, PageIo, Request};
+use uvfs_client::{Client, Config};
+use uvfs_server::InProcess;
 use uvfs_sys::lock;
+
+use super::connect;
 
 /// The faults to inject. All can be changed while requests are under way.
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub struct Fault {
     pub latency_us: AtomicU64,
     /// Cut every n-th write or read short by half (0: none).
     pub short_every: AtomicU64,
+    /// Whether a call returns only once its requests have ended.
+    pub waits: AtomicBool,
     /// Requests seen.
     pub requests: AtomicU64,
     /// Requests failed.
@@ -57,33 +61,35 @@ struct Delay {
     more: Condvar,
 }
 
-/// Injects errors, short transfers and latency into another backend's reads and writes.
-pub struct Faulty<B> {
-    inner: Arc<B>,
-    /// The faults.
-    pub fault: Arc<Fault>,
+/// Injects errors, short transfers and latency into reads and writes.
+struct Faulty {
+    inner: Arc<dyn PageIo>,
+    fault: Arc<Fault>,
     delay: Arc<Delay>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl<B: Backend> Faulty<B> {
-    /// Wraps `inner`; does nothing until told to.
-    pub fn new(inner: B) -> Self {
-        let (inner, delay) = (Arc::new(inner), Arc::new(Delay::default()));
+/// A client of a directory that a server in this process serves, and the faults of its reads and writes: none yet.
+pub fn faulty(source: &Path, config: Config) -> (InProcess, Client, Arc<Fault>) {
+    let (serving, connection) = connect(source);
+    let fault = Arc::<Fault>::default();
+    let client = Client::layered(connection, config, 0, |_, inner| {
+        let delay = Arc::new(Delay::default());
         let thread = {
             let (inner, delay) = (inner.clone(), delay.clone());
             std::thread::spawn(move || deliver(&*inner, &delay))
         };
-        Self {
+        Arc::new(Faulty {
             inner,
-            fault: Arc::default(),
+            fault: fault.clone(),
             delay,
             thread: Some(thread),
-        }
-    }
+        })
+    });
+    (serving, client.unwrap(), fault)
 }
 
-fn deliver<B: Backend>(inner: &B, delay: &Delay) {
+fn deliver(inner: &dyn PageIo, delay: &Delay) {
     let mut heap = lock(&delay.heap);
     loop {
         let now = Instant::now();
@@ -93,7 +99,7 @@ fn deliver<B: Backend>(inner: &B, delay: &Delay) {
         }
         if !batch.is_empty() {
             drop(heap);
-            inner.pages().submit(&mut batch);
+            inner.submit(&mut batch);
             heap = lock(&delay.heap);
             continue;
         }
@@ -109,7 +115,7 @@ fn deliver<B: Backend>(inner: &B, delay: &Delay) {
     }
 }
 
-impl<B> Drop for Faulty<B> {
+impl Drop for Faulty {
     fn drop(&mut self) {
         lock(&self.delay.heap).1 = true;
         self.delay.more.notify_all();
@@ -124,37 +130,7 @@ fn hits(every: &AtomicU64, n: u64) -> bool {
     every != 0 && n.is_multiple_of(every)
 }
 
-impl<B: Backend> Backend for Faulty<B> {
-    fn pages(&self) -> &dyn PageIo {
-        self
-    }
-
-    fn files(&self) -> &dyn FileOps {
-        self.inner.files()
-    }
-
-    fn shared(&self) -> Option<&dyn SharedServer> {
-        self.inner.shared()
-    }
-}
-
-impl<B: Backend> PageIo for Faulty<B> {
-    fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
-        self.inner.pages().attach(arena)
-    }
-
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.inner.pages().descriptors()
-    }
-
-    fn reserved_pages(&self) -> u32 {
-        self.inner.pages().reserved_pages()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.pages().limits()
-    }
-
+impl PageIo for Faulty {
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));
         let mut pass = Vec::new();
@@ -171,7 +147,7 @@ impl<B: Backend> PageIo for Faulty<B> {
             if hits(&self.fault.every, n) {
                 self.fault.failed.fetch_add(1, Ordering::Relaxed);
                 let errno = self.fault.errno.load(Ordering::Relaxed);
-                (request.done)(Err(io::Error::from_raw_os_error(errno)));
+                (request.done)(Err(Errno::from_raw_os_error(errno)));
                 continue;
             }
             if hits(&self.fault.short_every, n) && request.len > 1 && request.op == Op::Write {
@@ -186,7 +162,13 @@ impl<B: Backend> PageIo for Faulty<B> {
             pass.push(request);
         }
         if latency.is_zero() {
-            self.inner.pages().submit(&mut pass);
+            self.inner.submit(&mut pass);
+            while self.fault.waits.load(Ordering::Relaxed)
+                && self.fault.now.load(Ordering::Relaxed) > 0
+            {
+                let ended = || self.fault.now.load(Ordering::Relaxed) == 0;
+                self.inner.poll(&mut { ended });
+            }
             return;
         }
         let due = Instant::now() + latency;
@@ -200,15 +182,7 @@ impl<B: Backend> PageIo for Faulty<B> {
         }
     }
 
-    fn carry_out(&self, batch: &mut Vec<Request>) {
-        self.submit(batch);
-    }
-
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
-        self.inner.pages().poll(done);
-    }
-
-    fn help(&self, done: &mut dyn FnMut() -> bool) {
-        self.inner.pages().help(done);
+        self.inner.poll(done);
     }
 }

@@ -1,21 +1,20 @@
-//! Requests and replies of [`super::Server`] to and from the wire.
+//! Requests and replies of [`super::Connection`] to and from the wire.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-use uvfs_proto::abi::{self};
+use rustix::io::{self, Errno};
+use uvfs_proto::abi;
 use uvfs_proto::ext;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::backend::{Attr, Entry, Lease, LockKind, LockRequest, Recall};
-use crate::cache::errno;
+use crate::types::{Entry, Lease, LockKind, LockRequest, Recall};
 
 pub(super) fn joined(names: &[&OsStr]) -> io::Result<Vec<u8>> {
     let mut inline = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     for name in names {
         if name.as_bytes().contains(&0) {
-            return Err(errno(libc::EINVAL));
+            return Err(Errno::INVAL);
         }
         inline.extend_from_slice(name.as_bytes());
         inline.push(0);
@@ -26,7 +25,21 @@ pub(super) fn joined(names: &[&OsStr]) -> io::Result<Vec<u8>> {
 pub(super) fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> io::Result<T> {
     T::read_from_prefix(bytes)
         .map(|(value, _)| value)
-        .map_err(|_| errno(libc::EIO))
+        .map_err(|_| malformed())
+}
+
+/// For an answer that is shorter than it must be.
+pub(super) fn malformed() -> Errno {
+    tracing::error!("the server's answer is malformed");
+    Errno::IO
+}
+
+/// The errno of a header, which has it negated.
+pub(super) fn refusal(error: i32) -> Errno {
+    match error.checked_neg() {
+        Some(code @ 1..=4095) => Errno::from_raw_os_error(code),
+        _ => malformed(),
+    }
 }
 
 pub(super) fn wire(lease: Lease) -> u32 {
@@ -37,31 +50,14 @@ pub(super) fn wire(lease: Lease) -> u32 {
     }
 }
 
-pub(crate) fn attr_of(a: &abi::Attr) -> Attr {
-    Attr {
-        ino: a.ino,
-        size: a.size,
-        blocks: a.blocks,
-        atime: (a.atime as i64, a.atimensec),
-        mtime: (a.mtime as i64, a.mtimensec),
-        ctime: (a.ctime as i64, a.ctimensec),
-        mode: a.mode,
-        nlink: a.nlink,
-        uid: a.uid,
-        gid: a.gid,
-        rdev: a.rdev,
-        blksize: a.blksize,
-    }
-}
-
 pub(super) fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
     let out: abi::EntryOut = parse(bytes)?;
     if out.nodeid == 0 {
-        return Err(errno(libc::ENOENT));
+        return Err(Errno::NOENT);
     }
     Ok(Entry {
         node: out.nodeid,
-        attr: attr_of(&out.attr),
+        attr: out.attr,
     })
 }
 

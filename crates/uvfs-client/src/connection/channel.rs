@@ -1,26 +1,27 @@
-//! One session with a server: the queue pair, and the thread that takes its replies (the reaper).
+//! The channel of one session: the queue pair with the server, and the thread that takes its replies (the reaper).
 
 use std::cell::Cell;
-use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::io::{self, Errno};
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Published, Seg};
 use uvfs_queue::wait::Patience;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::codec::recall_of;
-use crate::backend::{Done, Figures, NodeId, Op, ROOT, Recall};
-use crate::cache::errno;
+use super::Events;
+use super::codec::{recall_of, refusal};
+use super::pages::{Done, Op};
+use super::silence::{Sign, Silence};
 use crate::event::Event;
-use crate::silence::{Sign, Silence};
+use crate::types::{NodeId, ROOT, Recall};
 use uvfs_sys::lock;
 
 /// Is told of descriptors of a server's sessions: of those that were opened as one came back (true),
@@ -54,16 +55,16 @@ pub(super) struct Told {
 }
 
 pub(super) enum Waiting {
-    Nobody,
+    Free,
     /// A read or write: whether the reply is a `fuse_write_out`, and what to do then.
-    Data(Op, usize, crate::backend::Done),
+    Data(Op, usize, Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
     /// No thread waits: release, forget.
     Ignored,
 }
 
-pub(super) struct Session {
+pub(super) struct Channel {
     /// How many servers there were before.
     pub(super) generation: u64,
     pub(super) socket: UnixStream,
@@ -91,9 +92,9 @@ pub(super) struct Session {
     pub(super) deferred: Mutex<Vec<Told>>,
     /// Where recalls go: to the thread that answers them.
     pub(super) recalls: Mutex<Option<Sender<(u64, Recall)>>>,
-    /// As in [`Connection`], as is what follows.
+    /// As in [`super::Inner`], as is what follows.
     pub(super) name: [u8; 16],
-    pub(super) figures: Arc<OnceLock<Figures>>,
+    pub(super) cache: Arc<OnceLock<Weak<dyn Events>>>,
     /// The server is gone or broke the protocol.
     pub(super) dead: AtomicBool,
     /// It broke the protocol.
@@ -129,12 +130,12 @@ impl Drop for Descriptors {
     }
 }
 
-impl Session {
+impl Channel {
     /// An entry to put a request in; waits for one.
     pub(super) fn reserve(&self) -> io::Result<u32> {
         loop {
             if self.dead.load(Ordering::Acquire) {
-                return Err(errno(libc::ENOTCONN));
+                return Err(Errno::NOTCONN);
             }
             // A recall is answered even when all other requests wait for another client's lease.
             let rest = if ANSWERS_RECALLS.get() {
@@ -179,9 +180,13 @@ impl Session {
         op: &[u8],
         inline: &[u8],
         segs: &[Seg],
-        direction: Direction,
         waiting: Waiting,
     ) {
+        let writes = matches!(waiting, Waiting::Data(Op::Write, ..));
+        let direction = match segs.is_empty() || writes {
+            true => Direction::ToServer,
+            false => Direction::FromServer,
+        };
         let header = abi::InHeader {
             len: (size_of::<abi::InHeader>() + op.len() + inline.len()) as u32,
             opcode,
@@ -210,25 +215,12 @@ impl Session {
         segs: &[Seg],
     ) -> Reply {
         if inline.len() > INLINE_SIZE {
-            return Err(errno(libc::ENAMETOOLONG));
+            return Err(Errno::NAMETOOLONG);
         }
-        let direction = if segs.is_empty() {
-            Direction::ToServer
-        } else {
-            Direction::FromServer
-        };
         let answer = Arc::new(Mutex::new(None));
         let id = self.reserve()?;
-        self.send(
-            id,
-            opcode,
-            node,
-            op,
-            inline,
-            segs,
-            direction,
-            Waiting::Call(answer.clone(), !segs.is_empty()),
-        );
+        let waiting = Waiting::Call(answer.clone(), !segs.is_empty());
+        self.send(id, opcode, node, op, inline, segs, waiting);
         self.queue.ring();
         let take = || lock(&answer).take();
         let mut found = None;
@@ -254,8 +246,7 @@ impl Session {
         }
         match self.queue.reserve() {
             Some(id) => {
-                let to = Direction::ToServer;
-                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
+                self.send(id, opcode, node, op, &[], &[], Waiting::Ignored);
                 self.queue.ring();
             }
             None => lock(&self.deferred).push(Told {
@@ -274,7 +265,7 @@ impl Session {
         any
     }
 
-    /// One round of [`Session::drain`]; false when another thread is at it, or all is over.
+    /// One round of [`Channel::drain`]; false when another thread is at it, or all is over.
     pub(super) fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Done, i32, usize)> = Vec::new();
         let mut any = false;
@@ -287,10 +278,8 @@ impl Session {
                     Ok(Some(id)) => {
                         any = true;
                         self.answered.fetch_add(1, Ordering::Release);
-                        let waiting = std::mem::replace(
-                            &mut *lock(&self.slots[id as usize]),
-                            Waiting::Nobody,
-                        );
+                        let waiting =
+                            std::mem::replace(&mut *lock(&self.slots[id as usize]), Waiting::Free);
                         let mut header = [0; size_of::<abi::OutHeader>()];
                         self.queue.reply(id, &mut header, &mut []);
                         let out = abi::OutHeader::read_from_bytes(&header)
@@ -312,7 +301,7 @@ impl Session {
                                 };
                                 ended.push((done, out.error, n.min(most)));
                             }
-                            Waiting::Nobody | Waiting::Ignored => {}
+                            Waiting::Free | Waiting::Ignored => {}
                         }
                         self.queue.release(id);
                     }
@@ -342,7 +331,7 @@ impl Session {
             done(if error == 0 {
                 Ok(n)
             } else {
-                Err(errno(-error))
+                Err(refusal(error))
             });
         }
         if any {
@@ -366,7 +355,7 @@ impl Session {
                 self.queue.reply(id, &mut [], &mut inline);
                 Ok(inline)
             }
-            _ => Err(errno(-error)),
+            _ => Err(refusal(error)),
         }
     }
 
@@ -380,9 +369,8 @@ impl Session {
                 lock(&self.deferred).push(told);
                 return;
             };
-            let (to, none) = (Direction::ToServer, Waiting::Ignored);
             let (opcode, op) = (told.opcode, &told.op);
-            self.send(id, opcode, told.node, op, &[], &[], to, none);
+            self.send(id, opcode, told.node, op, &[], &[], Waiting::Ignored);
             self.queue.ring();
         }
     }
@@ -391,10 +379,10 @@ impl Session {
     /// taken; the session is over.
     pub(super) fn fail_all(&self) {
         for slot in &self.slots {
-            match std::mem::replace(&mut *lock(slot), Waiting::Nobody) {
-                Waiting::Data(_, _, done) => done(Err(errno(libc::ENOTCONN))),
-                Waiting::Call(answer, _) => *lock(&answer) = Some(Err(errno(libc::ENOTCONN))),
-                Waiting::Nobody | Waiting::Ignored => {}
+            match std::mem::replace(&mut *lock(slot), Waiting::Free) {
+                Waiting::Data(_, _, done) => done(Err(Errno::NOTCONN)),
+                Waiting::Call(answer, _) => *lock(&answer) = Some(Err(Errno::NOTCONN)),
+                Waiting::Free | Waiting::Ignored => {}
             }
         }
         self.event.notify();
@@ -410,9 +398,8 @@ impl Session {
             Sign::Ask => {
                 // Of no client's business, so every server refuses it without looking at a file.
                 if let Some(id) = self.queue.reserve() {
-                    let (op, to) = (abi::InterruptIn::default(), Direction::ToServer);
-                    let (opcode, waiting) = (Opcode::Interrupt as u32, Waiting::Ignored);
-                    self.send(id, opcode, ROOT, op.as_bytes(), &[], &[], to, waiting);
+                    let (opcode, op) = (Opcode::Interrupt as u32, abi::InterruptIn::default());
+                    self.send(id, opcode, ROOT, op.as_bytes(), &[], &[], Waiting::Ignored);
                     self.queue.ring();
                 }
             }
@@ -478,7 +465,8 @@ impl Session {
 
     /// Tells the server's side what it may show of this client.
     pub(super) fn publish(&self) {
-        let Some(stats) = self.figures.get().and_then(|figures| figures()) else {
+        let cache = self.cache.get().and_then(Weak::upgrade);
+        let Some(stats) = cache.map(|cache| cache.stats()) else {
             return;
         };
         self.queue.publish(&Published {

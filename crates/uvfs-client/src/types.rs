@@ -1,11 +1,13 @@
-//! The arguments and results of a backend's operations.
+//! The arguments and results of a connection's requests.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io;
 use std::time::Duration;
 
-use uvfs_queue::pair::Seg;
+use rustix::fs::{FileType, OFlags};
+use rustix::io;
+/// A file's attributes, and a file system's numbers.
+pub use uvfs_proto::abi::{Attr, Kstatfs as StatFs};
 
 /// The file system's name for an inode; the root is 1.
 pub type NodeId = u64;
@@ -13,36 +15,7 @@ pub type NodeId = u64;
 /// The root directory.
 pub const ROOT: NodeId = 1;
 
-/// A file's attributes, as `struct fuse_attr` has them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Attr {
-    /// Inode number.
-    pub ino: u64,
-    /// Bytes.
-    pub size: u64,
-    /// 512-byte units that are allocated.
-    pub blocks: u64,
-    /// Last access: seconds and nanoseconds.
-    pub atime: (i64, u32),
-    /// Last change of data.
-    pub mtime: (i64, u32),
-    /// Last change of anything.
-    pub ctime: (i64, u32),
-    /// Type and permissions.
-    pub mode: u32,
-    /// Hard links.
-    pub nlink: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Device number of a device file.
-    pub rdev: u32,
-    /// Preferred size of a read or write.
-    pub blksize: u32,
-}
-
-/// A name's inode. Each one returned counts as a lookup, undone by [`super::FileOps::forget`].
+/// A name's inode. Each one returned counts as a lookup, undone by [`crate::Connection::forget`].
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// The inode.
@@ -57,7 +30,7 @@ pub struct NewFile {
     /// Its permissions, as for open(2).
     pub mode: u32,
     /// As open(2).
-    pub flags: i32,
+    pub flags: OFlags,
 }
 
 /// An open file that was taken over by a token; counts as a lookup and an open.
@@ -68,7 +41,7 @@ pub struct Imported {
     /// The open file.
     pub handle: u64,
     /// open(2)'s flags that it was opened with.
-    pub flags: i32,
+    pub flags: OFlags,
 }
 
 /// Attributes to change; `None` stays as it is.
@@ -97,29 +70,8 @@ pub struct DirEntry {
     pub name: OsString,
     /// Inode number.
     pub ino: u64,
-    /// Type, as `DT_*` of readdir(3).
-    pub kind: u8,
-}
-
-/// A file system's numbers, as statvfs(3) has them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StatFs {
-    /// Blocks of `frsize` bytes.
-    pub blocks: u64,
-    /// Free blocks.
-    pub bfree: u64,
-    /// Blocks free to the unprivileged.
-    pub bavail: u64,
-    /// Inodes.
-    pub files: u64,
-    /// Free inodes.
-    pub ffree: u64,
-    /// Preferred block size.
-    pub bsize: u32,
-    /// The unit of `blocks`.
-    pub frsize: u32,
-    /// Longest name.
-    pub namelen: u32,
+    /// Type.
+    pub kind: FileType,
 }
 
 /// The locks that a lock goes together with.
@@ -157,60 +109,6 @@ pub struct LockRequest {
     pub start: u64,
     /// The last byte, at most `i64::MAX`.
     pub end: u64,
-}
-
-/// The direction of the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    /// From the file into the pages.
-    Read,
-    /// From the pages into the file.
-    Write,
-}
-
-/// Called once, from any thread, with the bytes moved or the error.
-pub type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
-
-/// One read or write of consecutive bytes of a file.
-pub struct Request {
-    /// The direction of the data.
-    pub op: Op,
-    /// The inode.
-    pub node: NodeId,
-    /// The open file.
-    pub handle: u64,
-    /// Where in the file.
-    pub offset: u64,
-    /// Where in the arena; together `len` bytes.
-    pub segs: Vec<Seg>,
-    /// Bytes.
-    pub len: usize,
-    /// The data should not stay in the server's caches either.
-    pub dontcache: bool,
-    /// Whether this is the cache's writeback (and not a direct write).
-    pub writeback: bool,
-    /// Takes the result at the end. Must be called whatever happens.
-    pub done: Done,
-}
-
-impl std::fmt::Debug for Request {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request")
-            .field("op", &self.op)
-            .field("node", &self.node)
-            .field("offset", &self.offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
-/// How much one request may carry.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Bytes of a read.
-    pub max_read: usize,
-    /// Bytes of a write.
-    pub max_write: usize,
 }
 
 /// The lease of an inode.
@@ -255,12 +153,6 @@ pub struct Recall {
     pub keep: Lease,
 }
 
-/// Gives the statistics of a client's cache; nothing when it is gone.
-pub type Figures = Box<dyn Fn() -> Option<crate::Stats> + Send + Sync>;
-
-/// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.
-pub type OnRecall = Box<dyn Fn(Recall) + Send>;
-
 /// A file that was found again at a server that came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reclaimed {
@@ -283,12 +175,8 @@ pub struct Reattached<'a> {
     /// nanoseconds since 1970.
     pub since: (i64, u32),
     /// For each node with open files what it is now, or the errno with which it was not found.
-    pub nodes: &'a HashMap<NodeId, Result<Reclaimed, i32>>,
+    pub nodes: &'a HashMap<NodeId, io::Result<Reclaimed>>,
     /// For each handle, by node and number, its number for the page descriptors, or the errno with
     /// which it was not opened.
-    pub handles: &'a HashMap<(NodeId, u64), Result<u64, i32>>,
+    pub handles: &'a HashMap<(NodeId, u64), io::Result<u64>>,
 }
-
-/// Is called when a server came back, before any call can use it. All requests to the one before
-/// have ended or are about to, with an error. Must not call the backend, but for [`super::FileOps::release`].
-pub type OnReattach = Box<dyn Fn(&Reattached<'_>) + Send + Sync>;

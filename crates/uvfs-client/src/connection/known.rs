@@ -7,18 +7,18 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::Occupied;
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 
+use rustix::fs::OFlags;
+use rustix::io::{self, Errno};
 use uvfs_proto::ext::IDENTITY_MAX;
 
-use crate::backend::{LockRequest, NodeId, ROOT, Reclaimed};
-use crate::cache::errno;
+use crate::types::{LockRequest, NodeId, ROOT, Reclaimed};
 
 #[derive(Debug)]
 struct Node {
     /// The current server's number, or why it has none.
-    at_server: Result<u64, i32>,
+    at_server: io::Result<u64>,
     lookups: u64,
     /// How many of them the current server has counted.
     counted: u64,
@@ -52,9 +52,9 @@ impl Open {
 struct OpenHandle {
     /// How often it was given: file systems may have one for all opens of a file.
     opens: u64,
-    at_server: Result<u64, i32>,
+    at_server: io::Result<u64>,
     /// As which it was opened.
-    flags: i32,
+    flags: OFlags,
     /// The locks that it has.
     locks: Vec<LockRequest>,
 }
@@ -91,7 +91,7 @@ impl OpenHandle {
 }
 
 /// The number of a node or handle at a server that came back, or the errno with which it was not found.
-pub(crate) type Found<K, T = u64> = HashMap<K, Result<T, i32>>;
+pub(crate) type Found<K, T = u64> = HashMap<K, io::Result<T>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Known {
@@ -116,7 +116,7 @@ impl Known {
         if generation == self.generation && !self.counted {
             Ok(())
         } else {
-            Err(errno(libc::ENOTCONN))
+            Err(Errno::NOTCONN)
         }
     }
 
@@ -208,9 +208,9 @@ impl Known {
         self.check(generation)?;
         match self.nodes.get(&ours) {
             _ if ours == ROOT => Ok(ROOT),
-            Some(node) => node.at_server.map_err(errno),
+            Some(node) => node.at_server,
             None if generation == 0 => Ok(ours),
-            None => Err(errno(libc::ESTALE)),
+            None => Err(Errno::STALE),
         }
     }
 
@@ -218,8 +218,8 @@ impl Known {
     pub(crate) fn handle(&self, generation: u64, node: NodeId, ours: u64) -> io::Result<u64> {
         self.check(generation)?;
         match self.handles.get(&(node, ours)) {
-            Some(handle) => handle.at_server.map_err(errno),
-            None => Err(errno(libc::EBADF)),
+            Some(handle) => handle.at_server,
+            None => Err(Errno::BADF),
         }
     }
 
@@ -239,7 +239,7 @@ impl Known {
         generation: u64,
         node: NodeId,
         at_server: u64,
-        flags: i32,
+        flags: OFlags,
         identity: &[u8],
         placed: bool,
     ) -> io::Result<u64> {
@@ -249,7 +249,7 @@ impl Known {
             _ => self.fresh(at_server, |k, n| k.handles.contains_key(&(node, n))),
         };
         // A file that exists is neither created nor truncated once more.
-        let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+        let flags = flags - (OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC);
         let open = self.open.entry(node).or_default();
         let handle = self.handles.entry((node, ours)).or_insert_with(|| {
             open.handles += 1;
@@ -261,8 +261,8 @@ impl Known {
             }
         });
         handle.opens += 1;
-        if (handle.flags ^ flags) & libc::O_ACCMODE != 0 {
-            handle.flags = handle.flags & !libc::O_ACCMODE | libc::O_RDWR;
+        if (handle.flags ^ flags).intersects(OFlags::ACCMODE) {
+            handle.flags = (handle.flags - OFlags::ACCMODE) | OFlags::RDWR;
         }
         if self.nodes.contains_key(&node) {
             // The last one knows best where the file is.
@@ -308,7 +308,7 @@ impl Known {
     }
 
     /// The open files, by node and number, their flags and their locks.
-    pub(crate) fn handles(&self) -> Vec<((NodeId, u64), i32, Vec<LockRequest>)> {
+    pub(crate) fn handles(&self) -> Vec<((NodeId, u64), OFlags, Vec<LockRequest>)> {
         let handles = self.handles.iter();
         handles
             .map(|(&name, handle)| (name, handle.flags, handle.locks.clone()))
@@ -326,7 +326,7 @@ impl Known {
         self.counted = false;
         self.ours.clear();
         for (&ours, node) in &mut self.nodes {
-            let again = nodes.get(&ours).copied().unwrap_or(Err(libc::ESTALE));
+            let again = nodes.get(&ours).copied().unwrap_or(Err(Errno::STALE));
             node.at_server = again.map(|again| again.node);
             node.counted = u64::from(node.at_server.is_ok());
             if let Ok(at_server) = node.at_server {
@@ -334,7 +334,7 @@ impl Known {
             }
         }
         for (ours, handle) in &mut self.handles {
-            handle.at_server = handles.get(ours).copied().unwrap_or(Err(libc::ESTALE));
+            handle.at_server = handles.get(ours).copied().unwrap_or(Err(Errno::STALE));
         }
         let closed = handles
             .iter()
@@ -354,7 +354,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::backend::LockKind;
+    use crate::types::LockKind;
 
     fn again(node: u64) -> Reclaimed {
         Reclaimed {
@@ -370,10 +370,10 @@ mod tests {
         assert_eq!(known.looked_up(0, 7, None).unwrap(), 7);
         assert_eq!(known.looked_up(0, 7, None).unwrap(), 7);
         assert_eq!(known.looked_up(0, 8, None).unwrap(), 8);
-        let flags = libc::O_RDWR | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
+        let flags = OFlags::RDWR | OFlags::TRUNC | OFlags::CREATE | OFlags::EXCL;
         assert_eq!(known.opened(0, 7, 3, flags, b"seven", false).unwrap(), 3);
         assert_eq!(known.nodes(), [(7, b"seven".to_vec())]);
-        assert_eq!(known.handles()[0].1, libc::O_RDWR);
+        assert_eq!(known.handles()[0].1, OFlags::RDWR);
         assert!(known.looked_up(0, 9, None).is_err(), "that server is gone");
         let nodes = Found::from([(7, Ok(again(8)))]);
         let handles = Found::from([((7, 3), Ok(4)), ((7, 5), Ok(6))]);
@@ -383,12 +383,13 @@ mod tests {
         assert!(known.node(0, 7).is_err(), "that server is gone");
         assert_eq!(known.node(1, 7).unwrap(), 8);
         assert_eq!(known.handle(1, 7, 3).unwrap(), 4);
-        let lost = known.node(1, 8).unwrap_err();
-        assert_eq!(lost.raw_os_error(), Some(libc::ESTALE));
+        assert_eq!(known.node(1, 8), Err(Errno::STALE));
         // Another file with the old number of the lost one, and of the handle.
         let other = known.looked_up(1, 7, None).unwrap();
         assert!(other != 7 && other != 8);
-        let fh = known.opened(1, other, 3, 0, b"", false).unwrap();
+        let fh = known
+            .opened(1, other, 3, OFlags::RDONLY, b"", false)
+            .unwrap();
         assert_eq!(known.handle(1, other, fh).unwrap(), 3);
         assert_eq!(known.looked_up(1, 8, None).unwrap(), 7);
         // One of three lookups was the first server's: it went with it.
@@ -404,7 +405,7 @@ mod tests {
         let mut known = Known::default();
         let open = |known: &mut Known, handle, identity: &[u8]| {
             known
-                .opened(0, 7, handle, libc::O_RDONLY, identity, false)
+                .opened(0, 7, handle, OFlags::RDONLY, identity, false)
                 .unwrap();
         };
         known.looked_up(0, 7, None).unwrap();
@@ -455,11 +456,11 @@ mod tests {
         look_up(&mut known, ROOT, "imported", 6);
         for node in [3, 4, 5] {
             known
-                .opened(0, node, node, libc::O_RDONLY, b"identity:", false)
+                .opened(0, node, node, OFlags::RDONLY, b"identity:", false)
                 .unwrap();
         }
         known
-            .opened(0, 6, 6, libc::O_RDONLY, b"identity:there", true)
+            .opened(0, 6, 6, OFlags::RDONLY, b"identity:there", true)
             .unwrap();
         look_up(&mut known, ROOT, "elsewhere", 6);
         let mut nodes = known.nodes();
@@ -480,7 +481,7 @@ mod tests {
         fn locks_are_remembered_as_they_are(
             requests in prop::collection::vec((0u32..3, any::<bool>(), 0u8..3, 0u64..20, 0u64..20), 0..60),
         ) {
-            let mut handle = OpenHandle { opens: 1, at_server: Ok(1), flags: 0, locks: Vec::new() };
+            let mut handle = OpenHandle { opens: 1, at_server: Ok(1), flags: OFlags::RDONLY, locks: Vec::new() };
             let mut bytes = HashMap::new();
             for (owner, flock, kind, a, b) in requests {
                 let kind = [None, Some(LockKind::Shared), Some(LockKind::Exclusive)][usize::from(kind)];
