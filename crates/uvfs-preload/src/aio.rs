@@ -46,9 +46,9 @@ use uvfs_sys::aio::{FDSYNC, FSYNC, POLL, PREAD, PREADV, PWRITE, PWRITEV, RESFD};
 pub(crate) use uvfs_sys::aio::{IoEvent as Event, Iocb};
 
 use crate::args::{flags_of, is_plausible, vectors};
-use crate::engage::Moves;
 use crate::guard::aside;
 use crate::import::{self, Wants, described};
+use crate::promotion::Moves;
 use crate::ranked::{Guard, Ranked};
 use crate::real::{errno, set_errno};
 use crate::signals;
@@ -81,24 +81,16 @@ const NOTICES: usize = 16;
 const HIGH: c_int = 500;
 
 /// The state of this module.
-pub(crate) struct Contexts {
+struct Contexts {
     contexts: Ranked<Vec<Arc<Context>>, { crate::rank::CONTEXTS }>,
     /// Set for good when nothing is served any more.
     over: AtomicBool,
 }
 
-impl Contexts {
-    pub(crate) const fn new() -> Self {
-        Self {
-            contexts: Ranked::new(Vec::new()),
-            over: AtomicBool::new(false),
-        }
-    }
-}
-
-fn shared() -> &'static Contexts {
-    &crate::STATE.aio
-}
+static STATE: Contexts = Contexts {
+    contexts: Ranked::new(Vec::new()),
+    over: AtomicBool::new(false),
+};
 
 /// An eventfd of the program's that is told when something ends.
 struct Notice {
@@ -264,7 +256,7 @@ impl Drop for Context {
 
 /// The context of a ring; remembered now, `if_new`.
 fn known(ring: usize, if_new: bool) -> Option<Arc<Context>> {
-    let mut contexts = shared().contexts.lock();
+    let mut contexts = STATE.contexts.lock();
     if let Some(one) = contexts.iter().find(|one| one.ring == ring) {
         return Some(one.clone());
     }
@@ -408,8 +400,7 @@ fn notice(context: &Context, fd: c_int) -> Option<u64> {
 /// # Safety
 /// As for that.
 unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
-    let ready =
-        crate::STATE.import.ready.load(Ordering::Relaxed) && !shared().over.load(Ordering::Relaxed);
+    let ready = import::is_ready() && !STATE.over.load(Ordering::Relaxed);
     let work = || {
         let context = known(ring, false)?;
         let count = usize::try_from(count).ok()?.min(context.limit);
@@ -505,7 +496,7 @@ fn destroy(ring: usize) -> c_int {
 /// A context ends, or another one begins in its place.
 fn forget(ring: usize) {
     let one = {
-        let mut contexts = shared().contexts.lock();
+        let mut contexts = STATE.contexts.lock();
         let index = contexts.iter().position(|one| one.ring == ring);
         index.map(|index| contexts.swap_remove(index))
     };
@@ -516,15 +507,15 @@ fn forget(ring: usize) {
 
 /// Waits until nothing that is served is under way.
 pub(crate) fn settle() {
-    let contexts = shared().contexts.lock().clone();
+    let contexts = STATE.contexts.lock().clone();
     contexts.iter().for_each(|one| one.settle());
 }
 
 /// Nothing is served from now on.
 pub(crate) fn leave() {
-    shared().over.store(true, Ordering::Relaxed);
+    STATE.over.store(true, Ordering::Relaxed);
     settle();
-    for one in shared().contexts.lock().iter() {
+    for one in STATE.contexts.lock().iter() {
         let mut state = lock(&one.state);
         Context::ring_bell(&mut state);
         state.notices.clear();
@@ -537,7 +528,7 @@ pub(crate) type ContextsLock = Guard<'static, Vec<Arc<Context>>, { crate::rank::
 
 /// Keeps other threads from it, for a fork.
 pub(crate) fn hold() -> ContextsLock {
-    shared().contexts.lock()
+    STATE.contexts.lock()
 }
 
 /// In a child: contexts are not inherited.

@@ -5,7 +5,6 @@ mod status;
 mod transfer;
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
 
 use libc::off_t;
 use rustix::io::Errno;
@@ -14,17 +13,15 @@ use uvfs_client::{Advice, AllocateMode, Error};
 use crate::aio;
 use crate::args::{MOST, flags_of, is_plausible, vectors};
 use crate::dispatch;
-use crate::engage::{self, Moves};
 use crate::guard::aside;
 use crate::import::{self, Wants, described};
+use crate::next;
+use crate::promotion::{self, Moves};
 pub(crate) use crate::real::is_borrowed;
 use crate::real::{errno, is_inside, set_errno};
 use crate::report::{self, Why};
 use crate::table::{self, Known, Opened, Position, Use};
 use uvfs_sys::lock;
-
-#[allow(non_snake_case)] // As C has them.
-pub(crate) mod next;
 
 /// A served call's result, as the C library gives it.
 macro_rules! served {
@@ -66,7 +63,7 @@ fn with<T>(
                 // The session is over, or came back without the file: it is the kernel's to say what
                 // has become of it.
                 Errno::NOTCONN | Errno::STALE => {
-                    import::trouble("the server's session", &error);
+                    import::trouble(format_args!("the server's session: {error}"));
                     import::give_up(fd, &one, Why::NoSession);
                     None
                 }
@@ -159,8 +156,10 @@ fn noted(fd: c_int, flags: c_int) -> c_int {
         true => out_of_reach(fd),
         false => {
             aside(|| {
-                dispatch::opened(fd, engage::is_likely(flags));
-                report::opened(fd);
+                dispatch::opened(fd, promotion::is_likely(flags));
+                if report::is_on() && import::is_on_mount(fd) {
+                    report::opened();
+                }
             });
             fd
         }
@@ -210,7 +209,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
                 let other = one.again();
                 match table::decide(from, seen, Some(one)) {
                     true => {
-                        if engage::passes(from) {
+                        if promotion::passes(from) {
                             // It is not counted as one of the description's.
                             other.give_to_kernel();
                         }
@@ -262,6 +261,18 @@ pub(crate) fn publish_all() {
     import::show();
 }
 
+/// Does the last work of the process before it ends.
+pub(crate) fn ending() {
+    if !import::any_session() && !report::is_on() {
+        return;
+    }
+    aside(|| {
+        aio::settle();
+        import::flush();
+        report::end(import::stats, dispatch::reason());
+    });
+}
+
 /// Makes way for what will have this number.
 fn vacate(fd: c_int) -> Option<table::Closing> {
     if fd < 0 || is_borrowed() {
@@ -309,7 +320,7 @@ fn allocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> Option<Result<c_
 }
 
 fn sync(fd: c_int, data_only: bool) -> Option<Result<c_int, c_int>> {
-    engage::synced(fd);
+    promotion::synced(fd);
     with(fd, Wants::Imported, |_, opened| {
         let done = match data_only {
             true => opened.file.sync_data(),
@@ -376,13 +387,11 @@ pub(crate) fn mapping(prot_shared: c_int, fd: c_int) {
     if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
         return;
     }
-    if table::is_foreign(fd) || !crate::STATE.import.ready.load(Ordering::Relaxed) {
+    if table::is_foreign(fd) || !import::is_ready() {
         return;
     }
     aside(|| {
-        // SAFETY: without a third argument.
-        let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
-        if flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR {
+        if next::status_flags(fd).is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDWR) {
             import::mapped(fd);
         }
     });

@@ -5,7 +5,7 @@
 //! by here, because this library stands in front of it. All others trap, by the kernel's Syscall User
 //! Dispatch: every system call instruction outside the C library's text raises SIGSYS (`trap.rs`), and
 //! is judged by what it could do to a served file (`verdict.rs`). Where that can't be followed, the process
-//! *stands aside*: all files go back to the kernel for good, and then the call runs.
+//! *falls back to the kernel*: all files go back to the kernel for good, and then the call runs.
 //!
 //! The dispatch begins when the program opens the first file of a mount for writing, and at the latest
 //! with the first import. Only a file that is opened after that has its position here (`table::opened`),
@@ -36,10 +36,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::guard::aside;
+#[cfg(target_arch = "x86_64")]
+use crate::real::seconds;
 use crate::real::{is_borrowed, is_inside};
 use crate::{calls, import, table};
 
-pub(crate) use threads::Threads;
+use threads::Threads;
 
 /// Nothing has been served, and all calls pass.
 const OFF: u8 = 0;
@@ -108,7 +110,7 @@ impl Why {
 }
 
 /// The state of this module.
-pub(crate) struct Dispatch {
+struct Dispatch {
     mode: AtomicU8,
     /// Read by the kernel at each system call outside the C library, in every armed thread.
     selector: AtomicU8,
@@ -127,34 +129,26 @@ pub(crate) struct Dispatch {
     pub(crate) last: last::Last,
 }
 
-impl Dispatch {
-    pub(crate) const fn new() -> Self {
-        Self {
-            mode: AtomicU8::new(OFF),
-            selector: AtomicU8::new(ALLOW),
-            why: AtomicU8::new(0),
-            number: AtomicU32::new(0),
-            barred: AtomicU8::new(0),
-            confirmed: AtomicBool::new(false),
-            trapped: AtomicU32::new(0),
-            window: AtomicU32::new(0),
-            threads: Threads::new(),
-            last: last::Last::new(),
-        }
-    }
-}
-
-fn shared() -> &'static Dispatch {
-    &crate::STATE.dispatch
-}
+static STATE: Dispatch = Dispatch {
+    mode: AtomicU8::new(OFF),
+    selector: AtomicU8::new(ALLOW),
+    why: AtomicU8::new(0),
+    number: AtomicU32::new(0),
+    barred: AtomicU8::new(0),
+    confirmed: AtomicBool::new(false),
+    trapped: AtomicU32::new(0),
+    window: AtomicU32::new(0),
+    threads: Threads::new(),
+    last: last::Last::new(),
+};
 
 fn mode() -> u8 {
-    shared().mode.load(Ordering::Acquire)
+    STATE.mode.load(Ordering::Acquire)
 }
 
 fn change(from: u8, to: u8) -> bool {
     let order = Ordering::AcqRel;
-    (shared().mode)
+    (STATE.mode)
         .compare_exchange(from, to, order, Ordering::Acquire)
         .is_ok()
 }
@@ -173,11 +167,11 @@ pub(crate) fn is_over() -> bool {
 
 /// Why nothing is served, in words; `None` while files may be.
 pub(crate) fn reason() -> Option<String> {
-    let code = shared().why.load(Ordering::Acquire);
+    let code = STATE.why.load(Ordering::Acquire);
     let why = Why::ALL.into_iter().find(|why| *why as u8 == code)?;
     let mut words = why.words().to_owned();
     if why == Why::Call {
-        let number = shared().number.load(Ordering::Relaxed);
+        let number = STATE.number.load(Ordering::Relaxed);
         words.push_str(&format!(" (number {number})"));
     }
     Some(words)
@@ -186,9 +180,9 @@ pub(crate) fn reason() -> Option<String> {
 /// All calls pass from now on. The mode has been left to this thread.
 fn allow(why: Why) {
     let none = (Ordering::AcqRel, Ordering::Relaxed);
-    let _ = (shared().why).compare_exchange(0, why as u8, none.0, none.1);
-    shared().selector.store(ALLOW, Ordering::SeqCst);
-    shared().mode.store(OVER, Ordering::Release);
+    let _ = (STATE.why).compare_exchange(0, why as u8, none.0, none.1);
+    STATE.selector.store(ALLOW, Ordering::SeqCst);
+    STATE.mode.store(OVER, Ordering::Release);
 }
 
 /// A descriptor was opened by a call that this library saw. `likely` says that it may come to be served by
@@ -240,12 +234,12 @@ pub(crate) fn may_import(fd: c_int, mapped: impl FnMut((u64, u64))) -> bool {
     if !is_on() {
         return false;
     }
-    if shared().confirmed.load(Ordering::Relaxed) {
+    if STATE.confirmed.load(Ordering::Relaxed) {
         return true;
     }
     #[cfg(target_arch = "x86_64")]
     match start::look_back(fd, mapped) {
-        Ok(()) => shared().confirmed.store(true, Ordering::Relaxed),
+        Ok(()) => STATE.confirmed.store(true, Ordering::Relaxed),
         Err(why) if change(ON, LEAVING) => allow(why),
         Err(_) => {}
     }
@@ -256,7 +250,7 @@ pub(crate) fn may_import(fd: c_int, mapped: impl FnMut((u64, u64))) -> bool {
 
 /// Gives all files back to the kernel for good and lets all calls pass. Returns once that is so.
 #[cold]
-pub(crate) fn stand_aside(why: Why) {
+pub(crate) fn fall_back(why: Why) {
     // A child that borrows this memory has descriptors of its own. A handler amid a call of this library
     // can't wait for the locks that the call holds.
     if is_borrowed() || is_inside() {
@@ -275,15 +269,15 @@ pub(crate) fn stand_aside(why: Why) {
     }
 }
 
-/// As [`stand_aside`], for this process and for its children.
+/// As [`fall_back`], for this process and for its children.
 #[cfg(not(test))]
 #[cold]
 pub(crate) fn bar(why: Why) {
     if is_borrowed() {
         return;
     }
-    shared().barred.store(why as u8, Ordering::Relaxed);
-    stand_aside(why);
+    STATE.barred.store(why as u8, Ordering::Relaxed);
+    fall_back(why);
 }
 
 /// The program has taken a descriptor of this library, and all files are the kernel's.
@@ -307,7 +301,7 @@ pub(crate) fn handler() -> usize {
 
 /// In a child process, which has this one thread, and no dispatch.
 pub(crate) fn child() {
-    let one = shared();
+    let one = &STATE;
     one.threads.forget();
     one.last.forget();
     one.selector.store(ALLOW, Ordering::Relaxed);
@@ -338,13 +332,9 @@ fn give_back(fd: c_int) {
 fn too_many() -> bool {
     /// In a second. A trap takes about 3 µs: with more, the program would lose 3% of a core.
     const MOST: u32 = 10_000;
-    // SAFETY: plain data, filled by the call.
-    let mut now: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: a timespec. The vDSO answers.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    let second = now.tv_sec as u32;
-    if shared().window.swap(second, Ordering::Relaxed) != second {
-        shared().trapped.store(0, Ordering::Relaxed);
+    let second = seconds() as u32;
+    if STATE.window.swap(second, Ordering::Relaxed) != second {
+        STATE.trapped.store(0, Ordering::Relaxed);
     }
-    shared().trapped.fetch_add(1, Ordering::Relaxed) > MOST
+    STATE.trapped.fetch_add(1, Ordering::Relaxed) > MOST
 }

@@ -1,6 +1,7 @@
 //! Servers that this process is attached to, and taking over its descriptors.
 
 use std::ffi::c_int;
+use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use uvfs_client::{Client, Config, Connection, Error, Stats, Token};
+use uvfs_client::{Client, Config, Connection, Stats, Token};
 
 use crate::dispatch;
-use crate::engage::{self, Moves};
+use crate::promotion::{self, Moves};
 use crate::ranked::{Guard, Ranked};
 use crate::real::{SignalMask, stat};
 use crate::report::{self, Why, say};
@@ -24,7 +25,7 @@ const SERVERS: usize = 8;
 const DEVICES: usize = 64;
 /// Files with writable shared mappings that are remembered; with more all go through the kernel.
 const MAPPED: usize = 256;
-/// How long standing aside waits for calls that are under way.
+/// How long falling back waits for calls that are under way.
 const LAST_CALLS: Duration = Duration::from_secs(1);
 /// `FUSE_SUPER_MAGIC` of linux/magic.h.
 const FUSE: i64 = 0x6573_5546;
@@ -46,12 +47,12 @@ struct Servers {
 }
 
 /// The state of this module.
-pub(crate) struct Imports {
+struct Imports {
     servers: Ranked<Servers, { crate::rank::SERVERS }>,
     /// Set when nothing shall be imported any more.
     over: AtomicBool,
     /// Set when the library is ready.
-    pub(crate) ready: AtomicBool,
+    ready: AtomicBool,
     /// Set when something was imported.
     any: AtomicBool,
     /// Set before the first attachment.
@@ -59,42 +60,43 @@ pub(crate) struct Imports {
     trouble: AtomicBool,
 }
 
-impl Imports {
-    pub(crate) const fn new() -> Self {
-        Self {
-            servers: Ranked::new(Servers {
-                attached: Vec::new(),
-                ended: Vec::new(),
-                foreign: Vec::new(),
-                mapped: Vec::new(),
-            }),
-            over: AtomicBool::new(false),
-            ready: AtomicBool::new(false),
-            any: AtomicBool::new(false),
-            session: AtomicBool::new(false),
-            trouble: AtomicBool::new(false),
-        }
-    }
+static STATE: Imports = Imports {
+    servers: Ranked::new(Servers {
+        attached: Vec::new(),
+        ended: Vec::new(),
+        foreign: Vec::new(),
+        mapped: Vec::new(),
+    }),
+    over: AtomicBool::new(false),
+    ready: AtomicBool::new(false),
+    any: AtomicBool::new(false),
+    session: AtomicBool::new(false),
+    trouble: AtomicBool::new(false),
+};
+
+/// Whether the library is ready for the program's calls.
+pub(crate) fn is_ready() -> bool {
+    STATE.ready.load(Ordering::Relaxed)
 }
 
-fn shared() -> &'static Imports {
-    &crate::STATE.import
+pub(crate) fn set_ready(is: bool) {
+    STATE.ready.store(is, Ordering::Release);
 }
 
 /// One line, once in a process.
-pub(crate) fn trouble(what: &str, error: &Error) {
-    if !shared().trouble.swap(true, Ordering::Relaxed) {
+pub(crate) fn trouble(error: impl Display) {
+    if !STATE.trouble.swap(true, Ordering::Relaxed) {
         say(format_args!(
-            "uvfs run: {what}: {error}; going on through the kernel"
+            "uvfs run: {error}; going on through the kernel"
         ));
     }
 }
 
 fn attach(socket: PathBuf) -> Attached {
-    shared().session.store(true, Ordering::SeqCst);
+    STATE.session.store(true, Ordering::SeqCst);
     dispatch::last::watch();
     let _making = table::RaceGuard::makes();
-    let config = Config::default().memory(engage::memory());
+    let config = Config::default().memory(promotion::memory());
     let seconds = |name| {
         let seconds = std::env::var(name).ok()?.parse().ok()?;
         Duration::try_from_secs_f64(seconds).ok()
@@ -110,7 +112,7 @@ fn attach(socket: PathBuf) -> Attached {
         Client::new(server, config)
     });
     if let Err(error) = &client {
-        trouble(&format!("attaching to {}", socket.display()), error);
+        trouble(error);
     }
     if let Ok(client) = &client {
         for fd in client.descriptors() {
@@ -145,7 +147,7 @@ fn candidate(state: &mut Servers, fd: c_int) -> Option<(u64, u64)> {
 
 /// Whether a descriptor that was just opened is a regular file of a FUSE mount; for the report.
 pub(crate) fn is_on_mount(fd: c_int) -> bool {
-    candidate(&mut shared().servers.lock(), fd).is_some()
+    candidate(&mut STATE.servers.lock(), fd).is_some()
 }
 
 fn forget_device(state: &mut Servers, device: u64) {
@@ -166,7 +168,7 @@ pub(crate) fn limited() -> bool {
 
 /// The open file of the server behind a descriptor; nothing where it is to be left to the kernel.
 fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
-    if shared().over.load(Ordering::Relaxed) {
+    if STATE.over.load(Ordering::Relaxed) {
         return None;
     }
     let inode = candidate(state, fd)?;
@@ -184,9 +186,8 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
         report::refused(Why::Mapped);
         return None;
     }
-    // SAFETY: without a third argument.
-    let flags = unsafe { crate::calls::next::fcntl(fd, libc::F_GETFL, 0) };
-    if flags < 0 || flags & libc::O_PATH != 0 {
+    let flags = crate::next::status_flags(fd)?;
+    if flags & libc::O_PATH != 0 {
         return None;
     }
     // SIGXFSZ and EFBIG are the kernel's to give.
@@ -221,13 +222,13 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
     };
     match client.import_token(&token) {
         Ok(file) => {
-            shared().any.store(true, Ordering::Relaxed);
+            STATE.any.store(true, Ordering::Relaxed);
             report::imported();
             let opened = Opened { file, inode, flags };
             Some((opened, flags))
         }
         Err(error) => {
-            trouble("importing a file", &error);
+            trouble(&error);
             report::refused(Why::NoSession);
             // A server that did not come back while this waited for it.
             if error.errno() == Errno::NOTCONN {
@@ -268,7 +269,7 @@ pub(crate) enum Wants {
 pub(crate) fn may_serve(fd: c_int, wants: Wants) -> bool {
     match wants {
         Wants::File(moves) | Wants::Position(moves) => {
-            table::is_imported(fd) || engage::count(fd, moves, any)
+            table::is_imported(fd) || promotion::count(fd, moves, any)
         }
         Wants::Imported => table::is_imported(fd),
     }
@@ -278,11 +279,11 @@ pub(crate) fn may_serve(fd: c_int, wants: Wants) -> bool {
 /// kernel's.
 pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
     let worth = |private: bool| match wants {
-        Wants::File(moves) => engage::pays(fd, moves, any),
-        Wants::Position(moves) => private && engage::pays(fd, moves, any),
+        Wants::File(moves) => promotion::pays(fd, moves, any),
+        Wants::Position(moves) => private && promotion::pays(fd, moves, any),
         Wants::Imported => false,
     };
-    if !shared().ready.load(Ordering::Relaxed) || dispatch::is_over() && !report::is_on() {
+    if !is_ready() || dispatch::is_over() && !report::is_on() {
         return None;
     }
     for _ in 0..8 {
@@ -297,7 +298,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             Known::Undecided(seen, private) if worth(private) => (seen, private),
             Known::Described(_) | Known::Undecided(..) => return None,
         };
-        let mut state = shared().servers.lock();
+        let mut state = STATE.servers.lock();
         let Some((opened, flags)) = open(&mut state, fd) else {
             table::decide(fd, seen, None);
             continue;
@@ -317,7 +318,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
 
 /// Imports what a duplicated descriptor shares.
 fn import(fd: c_int, one: &Use, wants: Wants) {
-    let mut state = shared().servers.lock();
+    let mut state = STATE.servers.lock();
     if one.opened().is_some() || one.is_kernels() {
         return;
     }
@@ -337,12 +338,12 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int, wants: Wants) {
     // Calls that begin from here on see the file, and wait for its position.
     let mut position = lock(&one.position);
     one.set_opened(opened);
-    if here && engage::others_pass(fd, one, own) {
+    if here && promotion::others_pass(fd, one, own) {
         report::returned(Why::Position);
         one.give_to_kernel();
     } else if here {
         // SAFETY: no pointers.
-        let at = unsafe { crate::calls::next::lseek(fd, 0, libc::SEEK_CUR) };
+        let at = unsafe { crate::next::lseek(fd, 0, libc::SEEK_CUR) };
         if let Ok(at) = u64::try_from(at) {
             *position = Position::Here(at);
         }
@@ -356,7 +357,7 @@ pub(crate) fn publish(fd: c_int, one: &Use) {
     if let Position::Here(at) = *position {
         table::while_it_has(fd, one, || {
             // SAFETY: no pointers.
-            unsafe { crate::calls::next::lseek(fd, at as i64, libc::SEEK_SET) };
+            unsafe { crate::next::lseek(fd, at as i64, libc::SEEK_SET) };
             *position = Position::Kernel;
         });
     }
@@ -411,7 +412,7 @@ pub(crate) fn give_up(fd: c_int, one: &Use, why: Why) {
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
 pub(crate) fn mapped(fd: c_int) {
-    let mut state = shared().servers.lock();
+    let mut state = STATE.servers.lock();
     let Some(inode) = candidate(&mut state, fd) else {
         return;
     };
@@ -434,7 +435,7 @@ pub(crate) fn mapped(fd: c_int) {
 
 /// Writes what is dirty.
 pub(crate) fn flush() {
-    let clients: Vec<Client> = shared()
+    let clients: Vec<Client> = STATE
         .servers
         .lock()
         .attached
@@ -443,7 +444,7 @@ pub(crate) fn flush() {
         .collect();
     for client in clients {
         if let Err(error) = client.flush() {
-            trouble("writing what is dirty", &error);
+            trouble(format_args!("writing what is dirty: {error}"));
         }
     }
 }
@@ -457,9 +458,9 @@ pub(crate) fn show() {
 
 /// Everything goes through the kernel from now on, and the sessions end.
 pub(crate) fn leave() {
-    shared().over.store(true, Ordering::Relaxed);
+    STATE.over.store(true, Ordering::Relaxed);
     // An import that has not seen that comes to its end.
-    drop(shared().servers.lock());
+    drop(STATE.servers.lock());
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
             give_up(fd, &one, Why::Unseen);
@@ -467,7 +468,7 @@ pub(crate) fn leave() {
         }
     }
     flush();
-    let mut state = shared().servers.lock();
+    let mut state = STATE.servers.lock();
     let mut open = Vec::new();
     for client in std::mem::take(&mut state.attached)
         .into_iter()
@@ -487,17 +488,17 @@ pub(crate) fn leave() {
 
 /// Whether there is, or may soon be, a session whose threads have descriptors.
 pub(crate) fn any_session() -> bool {
-    shared().session.load(Ordering::Relaxed)
+    STATE.session.load(Ordering::Relaxed)
 }
 
 /// Whether anything was imported.
 pub(crate) fn any() -> bool {
-    shared().any.load(Ordering::Relaxed)
+    STATE.any.load(Ordering::Relaxed)
 }
 
 /// The statistics of all servers' caches.
 pub(crate) fn stats() -> Vec<Stats> {
-    let state = shared().servers.lock();
+    let state = STATE.servers.lock();
     let clients = state.attached.iter();
     let now = clients.filter_map(|one| Some(one.client.as_ref()?.stats()));
     now.chain(state.ended.iter().copied()).collect()
@@ -508,7 +509,7 @@ pub(crate) struct Hold(Guard<'static, Servers, { crate::rank::SERVERS }>);
 
 impl Hold {
     pub(crate) fn new() -> Self {
-        let state = shared().servers.lock();
+        let state = STATE.servers.lock();
         table::all().for_each(publish_fd);
         Self(state)
     }
@@ -524,13 +525,13 @@ impl Hold {
         for one in std::mem::take(&mut self.0.attached) {
             for fd in one.client.iter().flat_map(Client::descriptors) {
                 // SAFETY: it is this library's own.
-                unsafe { crate::calls::next::close(fd) };
+                unsafe { crate::next::close(fd) };
             }
             std::mem::forget(one);
         }
         table::forget_all();
-        shared().any.store(false, Ordering::Relaxed);
-        engage::child();
+        STATE.any.store(false, Ordering::Relaxed);
+        promotion::child();
         report::forget();
     }
 }

@@ -23,8 +23,6 @@
 //! files (`signals.rs`). A call by a handler that interrupts one all the same goes to the kernel. The
 //! library has an allocator of its own, so that it never enters the program's.
 //!
-//! *State* lies in one structure, [`State`], in a part for each module.
-//!
 //! *Locks*, in the order in which they are taken; a thread that has one may take any below it. Debug builds
 //! check the order of those with a rank (`ranked.rs`):
 //!
@@ -51,11 +49,13 @@ mod aio;
 mod args;
 mod calls;
 mod dispatch;
-mod engage;
 mod guard;
 mod import;
+#[allow(non_snake_case)] // As C has them.
+mod next;
 mod passing;
 mod process;
+mod promotion;
 mod ranked;
 mod real;
 mod report;
@@ -73,31 +73,6 @@ mod rank {
     pub(crate) const BY_NUMBER: u32 = 2;
     pub(crate) const FREE: u32 = 3;
 }
-
-/// The state of the library.
-struct State {
-    aio: aio::Contexts,
-    dispatch: dispatch::Dispatch,
-    engage: engage::Scores,
-    import: import::Imports,
-    real: real::Vforks,
-    report: report::Counts,
-    signals: signals::Handlers,
-    table: table::Descriptors,
-    traffic: traffic::Traffics,
-}
-
-static STATE: State = State {
-    aio: aio::Contexts::new(),
-    dispatch: dispatch::Dispatch::new(),
-    engage: engage::Scores::new(),
-    import: import::Imports::new(),
-    real: real::Vforks::new(),
-    report: report::Counts::new(),
-    signals: signals::Handlers::new(),
-    table: table::Descriptors::new(),
-    traffic: traffic::Traffics::new(),
-};
 
 #[cfg(not(test))]
 #[global_allocator]

@@ -4,10 +4,11 @@
 use std::cell::RefCell;
 
 use crate::aio;
+use crate::calls;
 use crate::dispatch;
-use crate::engage;
 use crate::guard::{Inside, aside};
 use crate::import::{self, Hold};
+use crate::promotion;
 use crate::real;
 use crate::report;
 use crate::signals;
@@ -55,7 +56,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     real::new_process();
     dispatch::child();
-    table::apart_no_more();
+    table::forget_races();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
         Some(held) => {
@@ -65,10 +66,7 @@ extern "C" fn in_child() {
         }
         None => {
             // Locks may be held for ever here.
-            crate::STATE
-                .import
-                .ready
-                .store(false, std::sync::atomic::Ordering::Relaxed);
+            import::set_ready(false);
             table::forget_all();
         }
     }
@@ -89,28 +87,13 @@ extern "C" fn begin() {
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     dispatch::last::begin();
-    engage::begin();
+    promotion::begin();
     aside(report::begin);
-    crate::STATE
-        .import
-        .ready
-        .store(true, std::sync::atomic::Ordering::Release);
-}
-
-/// Does the last work of the process before it ends.
-pub(crate) fn ending() {
-    if !import::any_session() && !report::is_on() {
-        return;
-    }
-    aside(|| {
-        aio::settle();
-        import::flush();
-        report::end(import::stats);
-    });
+    import::set_ready(true);
 }
 
 extern "C" fn end() {
-    ending();
+    calls::ending();
 }
 
 #[cfg(not(test))]
@@ -154,7 +137,7 @@ mod before {
         let flags = flags as c_int;
         let shares = flags & libc::CLONE_VM != 0 && flags & libc::CLONE_VFORK == 0;
         if shares || flags & libc::CLONE_FILES != 0 {
-            dispatch::stand_aside(Why::Threads);
+            dispatch::fall_back(Why::Threads);
         }
         borrowing(first, second, flags as usize);
     }
@@ -162,13 +145,13 @@ mod before {
     /// unshare(2): the thread would have descriptors of its own.
     fn parting(flags: usize, _: usize, _: usize) {
         if flags as c_int & libc::CLONE_FILES != 0 {
-            dispatch::stand_aside(Why::Threads);
+            dispatch::fall_back(Why::Threads);
         }
     }
 
     /// Threads of the C library's making run functions of the program, or use its descriptors.
     fn threads(_: usize, _: usize, _: usize) {
-        dispatch::stand_aside(Why::Threads);
+        dispatch::fall_back(Why::Threads);
     }
 
     /// timer_create(2) and mq_notify(3), which take a sigevent second.
@@ -176,13 +159,13 @@ mod before {
         let event = event as *const libc::sigevent;
         // SAFETY: the caller's, or null.
         if unsafe { event.as_ref() }.is_some_and(|event| event.sigev_notify == SIGEV_THREAD) {
-            dispatch::stand_aside(Why::Threads);
+            dispatch::fall_back(Why::Threads);
         }
     }
 
     /// A descriptor that something else holds comes to be shared, or gets another number.
     fn sharing(_: usize, _: usize, _: usize) {
-        dispatch::stand_aside(Why::Call);
+        dispatch::fall_back(Why::Call);
     }
 
     /// dlopen(3), whose mode comes second. A library that is bound to its own dependencies first calls the C
@@ -195,7 +178,7 @@ mod before {
 
     /// The process ends inside the C library.
     fn ending(_: usize, _: usize, _: usize) {
-        super::ending();
+        calls::ending();
     }
 
     fn descriptor(first: usize, _: usize, _: usize) {

@@ -168,7 +168,7 @@ pub(crate) fn set_inside(inside: bool) {
 }
 
 /// The state of this module.
-pub(crate) struct Vforks {
+struct Vforks {
     /// The process that this is, once `vforked` says so; its vfork children have another number and the
     /// same memory.
     process: AtomicI32,
@@ -176,40 +176,32 @@ pub(crate) struct Vforks {
     vforked: AtomicBool,
 }
 
-impl Vforks {
-    pub(crate) const fn new() -> Self {
-        Self {
-            process: AtomicI32::new(0),
-            vforked: AtomicBool::new(false),
-        }
-    }
-}
-
-fn shared() -> &'static Vforks {
-    &crate::STATE.real
-}
+static STATE: Vforks = Vforks {
+    process: AtomicI32::new(0),
+    vforked: AtomicBool::new(false),
+};
 
 /// The process is a new one, alone in its memory.
 pub(crate) fn new_process() {
-    shared().vforked.store(false, Ordering::Relaxed);
+    STATE.vforked.store(false, Ordering::Relaxed);
 }
 
 /// The process may have children that run in its memory, from now on.
 pub(crate) fn vforks() {
     if !is_borrowed() {
         // SAFETY: no arguments.
-        shared()
+        STATE
             .process
             .store(unsafe { libc::getpid() }, Ordering::Relaxed);
-        shared().vforked.store(true, Ordering::Relaxed);
+        STATE.vforked.store(true, Ordering::Relaxed);
     }
 }
 
 /// Whether this is a child that runs in its parent's memory, whose descriptors are not these.
 pub(crate) fn is_borrowed() -> bool {
-    shared().vforked.load(Ordering::Relaxed)
+    STATE.vforked.load(Ordering::Relaxed)
         // SAFETY: no arguments.
-        && shared().process.load(Ordering::Relaxed) != unsafe { libc::getpid() }
+        && STATE.process.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
 /// Whether the environment has a variable. For the program's start: the standard library's way takes a
@@ -267,6 +259,15 @@ impl Drop for SignalMask {
             libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut());
         }
     }
+}
+
+/// Seconds of the monotonic clock, without a system call.
+pub(crate) fn seconds() -> u64 {
+    // SAFETY: plain data, filled by the call.
+    let mut now: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: a timespec. The vDSO answers.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec.unsigned_abs()
 }
 
 /// fstat(2).

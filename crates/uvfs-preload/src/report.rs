@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use uvfs_client::Stats;
 
-use crate::dispatch;
-use crate::import;
 use crate::real::{is_set, stat};
 use crate::table;
 
@@ -42,12 +40,12 @@ impl Why {
         (Self::NoSession, "without a session"),
         (Self::Changed, "with changed flags"),
         (Self::Around, "used around the C library"),
-        (Self::Unseen, "in a process that stands aside"),
+        (Self::Unseen, "in a process that falls back to the kernel"),
     ];
 }
 
 /// The state of this module.
-pub(crate) struct Counts {
+struct Counts {
     on: AtomicBool,
     done: AtomicBool,
     /// Where it goes: a duplicate of standard error, which programs close before they end.
@@ -86,17 +84,15 @@ impl Counts {
     }
 }
 
-fn shared() -> &'static Counts {
-    &crate::STATE.report
-}
+static STATE: Counts = Counts::new();
 
 /// A line on standard error, whole, without allocation on the C library's side.
 pub(crate) fn say(line: std::fmt::Arguments<'_>) {
     let mut text = String::new();
     let _ = writeln!(text, "{line}");
-    let to = shared().to.load(Ordering::Relaxed);
+    let to = STATE.to.load(Ordering::Relaxed);
     // The program may have put another file there, around the C library.
-    if is_on() && stat(to).map(|st| st.st_ino) != Some(get(&shared().inode)) {
+    if is_on() && stat(to).map(|st| st.st_ino) != Some(get(&STATE.inode)) {
         return;
     }
     // SAFETY: the text is as long as it says.
@@ -113,17 +109,17 @@ pub(crate) fn begin() {
     if let Ok(fd) = i32::try_from(high)
         && fd >= 0
     {
-        shared().to.store(fd, Ordering::Relaxed);
+        STATE.to.store(fd, Ordering::Relaxed);
         table::own(fd, true);
     }
     let inode = stat(2).map_or(0, |st| st.st_ino);
-    shared().inode.store(inode, Ordering::Relaxed);
-    shared().on.store(true, Ordering::Relaxed);
+    STATE.inode.store(inode, Ordering::Relaxed);
+    STATE.on.store(true, Ordering::Relaxed);
 }
 
 /// In a child: it counts for itself.
 pub(crate) fn forget() {
-    let one = shared();
+    let one = &STATE;
     let whole = [
         &one.served,
         &one.passed,
@@ -135,7 +131,7 @@ pub(crate) fn forget() {
     for counter in whole.into_iter().chain(&one.refused).chain(&one.returned) {
         counter.store(0, Ordering::Relaxed);
     }
-    let to = shared().to.load(Ordering::Relaxed);
+    let to = STATE.to.load(Ordering::Relaxed);
     if to != 2 {
         table::own(to, true);
     }
@@ -144,70 +140,69 @@ pub(crate) fn forget() {
 /// The program takes the descriptor that the report was to go to.
 pub(crate) fn taken(fd: c_int) {
     let order = Ordering::Relaxed;
-    let _ = shared().to.compare_exchange(fd, 2, order, order);
+    let _ = STATE.to.compare_exchange(fd, 2, order, order);
 }
 
 pub(crate) fn imported() {
-    shared().files.fetch_add(1, Ordering::Relaxed);
+    STATE.files.fetch_add(1, Ordering::Relaxed);
 }
 
 /// A call went to the kernel.
 #[inline]
 pub(crate) fn passed() {
     if is_on() {
-        shared().passed.fetch_add(1, Ordering::Relaxed);
+        STATE.passed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// A call was served, with so many bytes read and written.
 pub(crate) fn served(read: usize, written: usize) {
     if is_on() {
-        shared().served.fetch_add(1, Ordering::Relaxed);
-        shared().read.fetch_add(read as u64, Ordering::Relaxed);
-        shared()
-            .written
-            .fetch_add(written as u64, Ordering::Relaxed);
+        STATE.served.fetch_add(1, Ordering::Relaxed);
+        STATE.read.fetch_add(read as u64, Ordering::Relaxed);
+        STATE.written.fetch_add(written as u64, Ordering::Relaxed);
     }
 }
 
 /// Whether there is a report.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    shared().on.load(Ordering::Relaxed)
+    STATE.on.load(Ordering::Relaxed)
 }
 
-/// The program opened a descriptor.
-pub(crate) fn opened(fd: c_int) {
-    if is_on() && import::is_on_mount(fd) {
-        shared().opened.fetch_add(1, Ordering::Relaxed);
-    }
+/// The program opened a file of a mount.
+pub(crate) fn opened() {
+    STATE.opened.fetch_add(1, Ordering::Relaxed);
 }
 
 /// A file of a mount was not imported.
 pub(crate) fn refused(why: Why) {
-    shared().refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    STATE.refused[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
 /// A file was imported, and went back to the kernel.
 pub(crate) fn returned(why: Why) {
-    shared().returned[why as usize].fetch_add(1, Ordering::Relaxed);
+    STATE.returned[why as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Prints, once, if this process used a mount; `stats` gives the statistics of its caches.
-pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>) {
-    if !is_on() || shared().done.swap(true, Ordering::Relaxed) {
+/// Prints, once, if this process used a mount; `stats` gives the statistics of its caches, and `reason` says why
+/// nothing is served any more.
+pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>, reason: Option<String>) {
+    if !is_on() || STATE.done.swap(true, Ordering::Relaxed) {
         return;
     }
     let name = std::env::current_exe().unwrap_or_default();
     let name = name.file_name().unwrap_or_default().to_string_lossy();
     let name = format!("{name} (pid {})", std::process::id());
-    if get(&shared().files) > 0 {
+    if get(&STATE.files) > 0 {
         say_served(&name, &stats());
     }
-    if let Some(left) = left_to_kernel(shared()) {
+    if let Some(left) = left_to_kernel(&STATE) {
         say(format_args!("uvfs run: {name}: {left}"));
-        if let Some(reason) = dispatch::reason() {
-            say(format_args!("uvfs run: {name}: stands aside: {reason}"));
+        if let Some(reason) = reason {
+            say(format_args!(
+                "uvfs run: {name}: falls back to the kernel: {reason}"
+            ));
         }
     }
 }
@@ -226,11 +221,11 @@ fn say_served(name: &str, stats: &[Stats]) {
     say(format_args!(
         "uvfs run: {name}: {} files, {} calls served, {} passed on, {hits} cache hits, \
          {requests} requests, {} bytes read, {} written, {:?} waited",
-        get(&shared().files),
-        get(&shared().served),
-        get(&shared().passed),
-        get(&shared().read),
-        get(&shared().written),
+        get(&STATE.files),
+        get(&STATE.served),
+        get(&STATE.passed),
+        get(&STATE.read),
+        get(&STATE.written),
         Duration::from_nanos(waited),
     ));
 }

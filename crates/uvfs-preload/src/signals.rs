@@ -25,25 +25,17 @@ const MOST: usize = 16;
 const FIRST_REAL_TIME: c_int = 32;
 
 /// The state of this module.
-pub(crate) struct Handlers {
+struct Handlers {
     /// The program's handlers behind [`arrived`].
     handlers: [AtomicUsize; SIGNALS],
     /// Whether the kernel tells it more than the number.
     informed: [AtomicBool; SIGNALS],
 }
 
-impl Handlers {
-    pub(crate) const fn new() -> Self {
-        Self {
-            handlers: [const { AtomicUsize::new(0) }; SIGNALS],
-            informed: [const { AtomicBool::new(false) }; SIGNALS],
-        }
-    }
-}
-
-fn shared() -> &'static Handlers {
-    &crate::STATE.signals
-}
+static STATE: Handlers = Handlers {
+    handlers: [const { AtomicUsize::new(0) }; SIGNALS],
+    informed: [const { AtomicBool::new(false) }; SIGNALS],
+};
 
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
@@ -138,7 +130,7 @@ fn defer(signal: c_int, info: *mut siginfo_t) -> bool {
             deferred.count.fetch_sub(1, Ordering::SeqCst);
             return false;
         }
-        let informed = shared().informed[signal as usize].load(Ordering::Relaxed);
+        let informed = STATE.informed[signal as usize].load(Ordering::Relaxed);
         // SAFETY: this element was just taken, by this handler alone; and `info` is the kernel's
         // where the handler asked for it.
         unsafe {
@@ -154,7 +146,7 @@ extern "C" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     if defer(signal, info) {
         return;
     }
-    let handler = shared().handlers[signal as usize].load(Ordering::Acquire);
+    let handler = STATE.handlers[signal as usize].load(Ordering::Acquire);
     // SAFETY: a function that the program has given; one that wants fewer arguments ignores some.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     handler(signal, info, context);
@@ -199,7 +191,7 @@ fn shown(found: usize, before: usize) -> usize {
 fn handler_of(signal: c_int) -> usize {
     usize::try_from(signal)
         .ok()
-        .and_then(|signal| shared().handlers.get(signal))
+        .and_then(|signal| STATE.handlers.get(signal))
         .map_or(libc::SIG_DFL, |handler| handler.load(Ordering::Acquire))
 }
 
@@ -247,8 +239,8 @@ mod exported {
                 if takes(signal, action.sa_sigaction) && action.sa_flags & SA_RESETHAND == 0 =>
             {
                 let informed = action.sa_flags & SA_SIGINFO != 0;
-                shared().informed[signal as usize].store(informed, Ordering::Relaxed);
-                shared().handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
+                STATE.informed[signal as usize].store(informed, Ordering::Relaxed);
+                STATE.handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
                 action.sa_sigaction = arrived as *const () as usize;
                 std::ptr::from_ref(action)
             }
@@ -269,7 +261,7 @@ mod exported {
     /// SIGSYS becomes the program's.
     fn taking(signal: c_int) {
         if signal == libc::SIGSYS {
-            dispatch::stand_aside(dispatch::Why::Signals);
+            dispatch::fall_back(dispatch::Why::Signals);
         }
     }
 
@@ -278,8 +270,8 @@ mod exported {
         let before = handler_of(signal);
         let handler = match takes(signal, handler) {
             true => {
-                shared().informed[signal as usize].store(false, Ordering::Relaxed);
-                shared().handlers[signal as usize].store(handler, Ordering::Release);
+                STATE.informed[signal as usize].store(false, Ordering::Relaxed);
+                STATE.handlers[signal as usize].store(handler, Ordering::Release);
                 arrived as *const () as usize
             }
             false => handler,

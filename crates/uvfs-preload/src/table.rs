@@ -36,7 +36,7 @@ const OWN: u64 = 4;
 const CLOSING: u64 = 5;
 
 /// The state of this module.
-pub(crate) struct Descriptors {
+struct Descriptors {
     words: [AtomicU64; DESCRIPTORS],
     /// One above the highest descriptor that had a word.
     highest: AtomicUsize,
@@ -51,37 +51,29 @@ pub(crate) struct Descriptors {
     free: Ranked<Vec<&'static Description>, { crate::rank::FREE }>,
 }
 
-impl Descriptors {
-    pub(crate) const fn new() -> Self {
-        Self {
-            words: [const { AtomicU64::new(0) }; DESCRIPTORS],
-            highest: AtomicUsize::new(0),
-            number: AtomicU64::new(1),
-            made: AtomicUsize::new(0),
-            closing_now: AtomicUsize::new(0),
-            making_now: AtomicUsize::new(0),
-            by_number: Ranked::new(()),
-            free: Ranked::new(Vec::new()),
-        }
-    }
-}
-
-fn state() -> &'static Descriptors {
-    &crate::STATE.table
-}
+static STATE: Descriptors = Descriptors {
+    words: [const { AtomicU64::new(0) }; DESCRIPTORS],
+    highest: AtomicUsize::new(0),
+    number: AtomicU64::new(1),
+    made: AtomicUsize::new(0),
+    closing_now: AtomicUsize::new(0),
+    making_now: AtomicUsize::new(0),
+    by_number: Ranked::new(()),
+    free: Ranked::new(Vec::new()),
+};
 
 fn fresh_word(tag: u64) -> u64 {
-    state().number.fetch_add(1, Ordering::Relaxed) << 3 | tag
+    STATE.number.fetch_add(1, Ordering::Relaxed) << 3 | tag
 }
 
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
-    state().words.get(usize::try_from(fd).ok()?)
+    STATE.words.get(usize::try_from(fd).ok()?)
 }
 
 fn saw(fd: c_int) {
     let above = fd as usize + 1;
-    if state().highest.load(Ordering::Relaxed) < above {
-        state().highest.fetch_max(above, Ordering::Relaxed);
+    if STATE.highest.load(Ordering::Relaxed) < above {
+        STATE.highest.fetch_max(above, Ordering::Relaxed);
     }
 }
 
@@ -156,17 +148,17 @@ impl Drop for Use {
             // SAFETY: made by `Box::into_raw` in `set_opened`, and taken out by the last user.
             drop(unsafe { Box::from_raw(opened) });
         }
-        state().free.lock().push(self.0);
+        STATE.free.lock().push(self.0);
     }
 }
 
 impl Use {
     /// A new description, not imported yet.
     pub(crate) fn new(private: bool) -> Option<Self> {
-        let free = state().free.lock().pop();
+        let free = STATE.free.lock().pop();
         let one = match free {
             Some(one) => one,
-            None if state().made.fetch_add(1, Ordering::Relaxed) < MOST => {
+            None if STATE.made.fetch_add(1, Ordering::Relaxed) < MOST => {
                 Box::leak(Box::new(Description {
                     users: AtomicU32::new(0),
                     opened: AtomicPtr::default(),
@@ -177,7 +169,7 @@ impl Use {
                 }))
             }
             None => {
-                state().made.fetch_sub(1, Ordering::Relaxed);
+                STATE.made.fetch_sub(1, Ordering::Relaxed);
                 return None;
             }
         };
@@ -338,7 +330,7 @@ fn replace(fd: c_int, new: u64) -> bool {
 /// Runs `work`, which asks the kernel by a descriptor's number, unless that is another description's by now. A
 /// thread that closes the descriptor waits meanwhile, so `work` must not.
 pub(crate) fn while_it_has(fd: c_int, one: &Use, work: impl FnOnce()) {
-    let _by_number = state().by_number.lock();
+    let _by_number = STATE.by_number.lock();
     let now = word(fd).and_then(|word| pointed(word.load(Ordering::Acquire)));
     if now.is_some_and(|now| std::ptr::eq(now, one.0)) {
         work();
@@ -411,12 +403,12 @@ impl RaceGuard {
 
     /// The program closes descriptors, also such as it may not have opened.
     pub(crate) fn closes() -> Self {
-        Self::enter(&state().closing_now, &state().making_now, true)
+        Self::enter(&STATE.closing_now, &STATE.making_now, true)
     }
 
     /// This library makes descriptors, and says later that they are its own.
     pub(crate) fn makes() -> Self {
-        Self::enter(&state().making_now, &state().closing_now, false)
+        Self::enter(&STATE.making_now, &STATE.closing_now, false)
     }
 }
 
@@ -442,9 +434,9 @@ pub(crate) fn is_own(fd: c_int) -> bool {
 }
 
 /// In a child: they are other processes' threads.
-pub(crate) fn apart_no_more() {
-    state().closing_now.store(0, Ordering::SeqCst);
-    state().making_now.store(0, Ordering::SeqCst);
+pub(crate) fn forget_races() {
+    STATE.closing_now.store(0, Ordering::SeqCst);
+    STATE.making_now.store(0, Ordering::SeqCst);
 }
 
 /// Closes a descriptor of this library's own; nothing where it is none.
@@ -493,7 +485,7 @@ impl Closing {
         let word = fresh_word(CLOSING);
         if replace(fd, word) {
             // A thread that found the description before has done with the number after this.
-            drop(state().by_number.lock());
+            drop(STATE.by_number.lock());
         }
         Some(Self(fd, word))
     }
@@ -511,7 +503,7 @@ impl Drop for Closing {
 
 /// The descriptors that may have a description.
 pub(crate) fn all() -> impl Iterator<Item = c_int> {
-    0..state().highest.load(Ordering::Relaxed).min(DESCRIPTORS) as c_int
+    0..STATE.highest.load(Ordering::Relaxed).min(DESCRIPTORS) as c_int
 }
 
 /// Descriptors that were opened here may from now on be shared with other processes.
@@ -533,9 +525,9 @@ pub(crate) struct TableLocks {
 /// Waits for the threads that hold this module's locks.
 pub(crate) fn hold() -> TableLocks {
     // In the order of their ranks.
-    let by_number = state().by_number.lock();
+    let by_number = STATE.by_number.lock();
     TableLocks {
-        _free: state().free.lock(),
+        _free: STATE.free.lock(),
         _by_number: by_number,
     }
 }

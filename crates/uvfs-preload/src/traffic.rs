@@ -1,4 +1,4 @@
-//! Counts of each descriptor's calls that went to the kernel, by which `engage.rs` decides.
+//! Counts of each descriptor's calls that went to the kernel, by which `promotion.rs` decides.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,26 +16,18 @@ pub(crate) struct Traffic {
     pub(crate) passing: Calls,
 }
 
-/// The state of this module.
-pub(crate) struct Traffics([Traffic; DESCRIPTORS]);
-
-impl Traffics {
-    pub(crate) const fn new() -> Self {
-        Self(
-            [const {
-                Traffic {
-                    written: AtomicU64::new(0),
-                    reads: AtomicU32::new(0),
-                    read: AtomicU64::new(0),
-                    passing: Calls::new(),
-                }
-            }; DESCRIPTORS],
-        )
+/// By descriptor.
+static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
+    Traffic {
+        written: AtomicU64::new(0),
+        reads: AtomicU32::new(0),
+        read: AtomicU64::new(0),
+        passing: Calls::new(),
     }
-}
+}; DESCRIPTORS];
 
 pub(crate) fn of(fd: c_int) -> Option<&'static Traffic> {
-    crate::STATE.traffic.0.get(usize::try_from(fd).ok()?)
+    TRAFFIC.get(usize::try_from(fd).ok()?)
 }
 
 /// A descriptor is another one from now on.

@@ -1,7 +1,7 @@
 //! One request of a context that this library serves.
 
-use crate::calls::next;
 use crate::import;
+use crate::next;
 use crate::real::errno;
 use crate::report::{self, Why};
 use crate::table::{self, Known, Opened, Use};
@@ -85,7 +85,7 @@ impl Call {
     }
 
     fn through_the_kernel(&self) -> Result<usize, c_int> {
-        import::trouble("the server's session", &Errno::NOTCONN.into());
+        import::trouble(format_args!("the server's session: {}", Errno::NOTCONN));
         match table::look(self.fd) {
             Known::Described(one) if std::ptr::eq::<table::Description>(&*one, &*self.one) => {
                 import::give_up(self.fd, &one, Why::NoSession);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uvfs_sys::lock;
 
-use super::{Context, Event, SYS_io_pgetevents, known, shared};
+use super::{Context, Event, STATE, SYS_io_pgetevents, known};
 
 /// The kernel's io_getevents(2), or with a mask io_pgetevents(2).
 ///
@@ -52,7 +52,7 @@ impl Context {
         if !state.ended.is_empty() {
             return Sleep::Not;
         }
-        let armed = import::any() && !shared().over.load(Ordering::Relaxed) && self.arm(&mut state);
+        let armed = import::any() && !STATE.over.load(Ordering::Relaxed) && self.arm(&mut state);
         if !armed && state.under_way > 0 {
             return Sleep::Short;
         }
@@ -174,7 +174,7 @@ pub(super) unsafe fn events(
         let (least, most) = (usize::try_from(least).ok()?, usize::try_from(most).ok()?);
         if most == 0
             || least > most
-            || !crate::STATE.import.ready.load(Ordering::Relaxed)
+            || !import::is_ready()
             || !is_plausible(events.cast(), most.saturating_mul(size_of::<Event>()))
         {
             return None;

@@ -1,8 +1,8 @@
 //! Functions under the names by which programs know them. Unit tests don't want them.
 
 use super::next;
-use crate::engage::Passing;
 use crate::import;
+use crate::promotion::Passing;
 use crate::real::{is_inside, set_errno};
 use crate::report::Why;
 use crate::table::{self, Known, Opened};
@@ -246,8 +246,8 @@ prepares! {
         stream(file);
     freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
         stream(file);
-    _exit(code: c_int) -> () = crate::process::ending();
-    _Exit(code: c_int) -> () = crate::process::ending();
+    _exit(code: c_int) -> () = crate::calls::ending();
+    _Exit(code: c_int) -> () = crate::calls::ending();
 }
 
 /// As the manual says.

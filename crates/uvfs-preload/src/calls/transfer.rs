@@ -1,6 +1,6 @@
 //! Reads and writes of imported files, of one buffer and of several.
 
-use crate::engage::Moves;
+use crate::promotion::Moves;
 use crate::report;
 use crate::table::{self};
 use libc::{iovec, off_t};

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_long, c_void};
 
 use super::verdict::{Verdict, verdict};
-use super::{OFF, Why, is_over, mode, stand_aside, trap};
+use super::{OFF, Why, fall_back, is_over, mode, trap};
 use crate::real::{Next, is_borrowed, is_inside, next, set_errno};
 
 mod next {
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn syscall(
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
     if option == PR_SET_SYSCALL_USER_DISPATCH || option == libc::PR_SET_SECCOMP {
-        stand_aside(Why::Signals);
+        fall_back(Why::Signals);
     }
     // SAFETY: the caller's own arguments.
     unsafe { next::prctl(option, a, b, c, d) }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::shared;
+use super::STATE;
 use crate::guard::aside;
 use crate::import;
 use crate::real::{SignalMask, set_inside};
@@ -49,7 +49,7 @@ impl Last {
 
 /// The body of one of this library's threads.
 pub(super) fn counted<T>(work: impl FnOnce() -> T) -> T {
-    let own = &shared().last.own;
+    let own = &STATE.last.own;
     own.fetch_add(1, Ordering::SeqCst);
     let done = work();
     own.fetch_sub(1, Ordering::SeqCst);
@@ -61,17 +61,17 @@ pub(crate) fn begin() {
     let mut key = 0;
     // SAFETY: room for a key, and a function that lives as long as the process.
     if unsafe { libc::pthread_key_create(&mut key, Some(main_ended)) } == 0 {
-        shared().last.key.store(key, Ordering::Relaxed);
+        STATE.last.key.store(key, Ordering::Relaxed);
         is_main();
     }
 }
 
 /// The calling thread is the main one from now on.
 fn is_main() {
-    let key = shared().last.key.load(Ordering::Relaxed);
+    let key = STATE.last.key.load(Ordering::Relaxed);
     if key != NO_KEY {
         // SAFETY: a key, and a value that is never followed.
-        unsafe { libc::pthread_setspecific(key, shared().last.key.as_ptr().cast()) };
+        unsafe { libc::pthread_setspecific(key, STATE.last.key.as_ptr().cast()) };
     }
 }
 
@@ -91,13 +91,13 @@ pub(super) fn ends(status: c_int) {
 }
 
 fn main_ends(how: i32) {
-    shared().last.main.store(how, Ordering::SeqCst);
+    STATE.last.main.store(how, Ordering::SeqCst);
     watch();
 }
 
 /// Begins to look, if the main thread has ended and there is, or will be, a session with threads.
 pub(crate) fn watch() {
-    let last = &shared().last;
+    let last = &STATE.last;
     if last.main.load(Ordering::SeqCst) == LIVES
         || !import::any_session()
         || last.watched.swap(true, Ordering::SeqCst)
@@ -123,7 +123,7 @@ fn wait() {
         std::thread::sleep(pause);
         pause = (2 * pause).min(Duration::from_millis(100));
     }
-    let how = shared().last.main.load(Ordering::SeqCst);
+    let how = STATE.last.main.load(Ordering::SeqCst);
     // It is the program's last thread now.
     set_inside(false);
     if how == BY_LIBRARY {
@@ -132,7 +132,7 @@ fn wait() {
         // SAFETY: no other thread of the program is there.
         unsafe { libc::exit(0) }
     }
-    crate::process::ending();
+    crate::calls::ending();
     // SAFETY: as above.
     unsafe { libc::_exit(how) }
 }
@@ -148,7 +148,7 @@ fn is_over() -> bool {
 
 /// Whether one thread is there beside this library's.
 fn is_last() -> bool {
-    let own = shared().last.own.load(Ordering::SeqCst);
+    let own = STATE.last.own.load(Ordering::SeqCst);
     tasks() == Some(1 + own)
 }
 

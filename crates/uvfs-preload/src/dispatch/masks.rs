@@ -139,7 +139,7 @@ mod older {
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn sigset(signal: c_int, handler: usize) -> usize {
         if signal == libc::SIGSYS {
-            crate::dispatch::stand_aside(crate::dispatch::Why::Signals);
+            crate::dispatch::fall_back(crate::dispatch::Why::Signals);
         }
         // SAFETY: the caller's own arguments.
         unblocked(unsafe { next::sigset(signal, handler) })

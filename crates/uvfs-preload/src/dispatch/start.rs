@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{BLOCK, Why, last, shared, threads, trap};
+use super::{BLOCK, STATE, Why, last, threads, trap};
 use crate::real::stat;
 
 /// The text of the C library, in which calls do not trap; nothing where it can't be told.
@@ -109,7 +109,7 @@ pub(super) fn start(fd: c_int) -> Result<bool, Why> {
     if !alone()? {
         unblocked()?;
     }
-    shared().selector.store(BLOCK, Ordering::SeqCst);
+    STATE.selector.store(BLOCK, Ordering::SeqCst);
     if alone()? {
         return Ok(true);
     }
@@ -188,7 +188,7 @@ fn armed_tasks() -> Result<Vec<c_int>, Why> {
     const LONGEST: usize = 20;
     for _ in 0..LONGEST {
         let tasks = numbers("/proc/self/task").ok_or(Why::Unsupported)?;
-        if tasks.iter().all(|task| shared().threads.has(*task)) {
+        if tasks.iter().all(|task| STATE.threads.has(*task)) {
             return Ok(tasks);
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -68,7 +68,7 @@ pub(super) fn own() -> c_int {
 /// Arms the calling thread, unless it is. Its calls pass until the dispatch begins.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn arm() -> Result<(), super::Why> {
-    let (own, threads) = (own(), &super::shared().threads);
+    let (own, threads) = (own(), &super::STATE.threads);
     if threads.has(own) {
         return Ok(());
     }
@@ -117,7 +117,7 @@ mod exported {
     #[cfg(target_arch = "x86_64")]
     extern "C" fn armed(begin: *mut c_void) -> Begin {
         if super::super::mode() < super::super::LEAVING && super::arm().is_err() {
-            super::super::stand_aside(super::super::Why::Unsupported);
+            super::super::fall_back(super::super::Why::Unsupported);
         }
         // SAFETY: of `begin_with` below, for this thread alone.
         *unsafe { Box::from_raw(begin.cast::<Begin>()) }

@@ -11,7 +11,7 @@ use libc::{sigaction as Action, siginfo_t, ucontext_t};
 
 use super::verdict::{Change, Verdict, Words, verdict};
 use super::{
-    ALLOW, LEAVING, Why, give_back, last, mode, shared, stand_aside, start, threads, too_many,
+    ALLOW, LEAVING, STATE, Why, fall_back, give_back, last, mode, start, threads, too_many,
 };
 use crate::guard::aside;
 use crate::real::{Next, errno, is_borrowed, is_inside, next, set_errno, stat};
@@ -82,7 +82,7 @@ fn dispatch(on: bool) -> bool {
     let Some(text) = start::text() else {
         return false;
     };
-    let selector = shared().selector.as_ptr() as usize;
+    let selector = STATE.selector.as_ptr() as usize;
     let words = match on {
         true => [
             PR_SET_SYSCALL_USER_DISPATCH,
@@ -173,12 +173,12 @@ pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
         }
         Verdict::Maps { flags, fd } => calls::mapping(flags, fd),
         Verdict::Leaves(status) => last::ends(status),
-        Verdict::Ends => crate::process::ending(),
+        Verdict::Ends => crate::calls::ending(),
         Verdict::Aside(why) => {
             if why == Why::Call {
-                shared().number.store(number as u32, Ordering::Relaxed);
+                STATE.number.store(number as u32, Ordering::Relaxed);
             }
-            stand_aside(why);
+            fall_back(why);
         }
     }
     Ok(())
@@ -306,7 +306,7 @@ extern "C" fn trapped(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
             Verdict::Aside(_) => {
                 // It would not work from here, and files can't be given back now.
                 dispatch(false);
-                shared().threads.remove(threads::own());
+                STATE.threads.remove(threads::own());
                 again = true;
             }
             _ => {}
@@ -322,7 +322,7 @@ extern "C" fn trapped(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     match done {
         Err(result) => registers[libc::REG_RAX as usize] = result as i64,
         // It runs where it stands, and does not trap any more.
-        Ok(()) if again || shared().selector.load(Ordering::SeqCst) == ALLOW => {
+        Ok(()) if again || STATE.selector.load(Ordering::SeqCst) == ALLOW => {
             registers[libc::REG_RIP as usize] -= INSTRUCTION;
         }
         Ok(()) => {

@@ -1,5 +1,5 @@
 //! Programs whose calls don't all go through the C library, under `uvfs run`: each leaves what it leaves without
-//! it, because the library sees those calls as well, or stands aside.
+//! it, because the library sees those calls as well, or falls back to the kernel.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ fn can() -> bool {
 }
 
 /// Runs a part of `programs/around.c` on the mount, plainly and under `uvfs run`, and compares. `aside` is the
-/// reason for which it stands aside in the end, if it does.
+/// reason for which it falls back to the kernel in the end, if it does.
 fn same(part: &str, aside: Option<&str>) {
     if !can() || !cfg!(target_arch = "x86_64") || !has(&[Need::Program("cc")]) {
         return;
@@ -37,7 +37,10 @@ fn same(part: &str, aside: Option<&str>) {
     run(Command::new("diff").arg("-r").args(trees)).ok();
     match aside {
         Some(words) => assert!(outcome.stderr.contains(words), "{outcome}"),
-        None => assert!(!outcome.stderr.contains("stands aside"), "{outcome}"),
+        None => assert!(
+            !outcome.stderr.contains("falls back to the kernel"),
+            "{outcome}"
+        ),
     }
     // No report counts the files of a process that is replaced or ended in the kernel.
     if !["ends", "executes"].contains(&part) {

@@ -1,4 +1,4 @@
-//! Programs of other kinds under `uvfs run`, and what stands in its way: each works, or steps aside
+//! Programs of other kinds under `uvfs run`, and what stands in its way: each works, or falls back to the kernel
 //! with one line.
 
 use std::fs;

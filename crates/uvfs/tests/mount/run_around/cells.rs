@@ -18,7 +18,7 @@ pub struct Cell {
 pub enum Serving {
     /// It does, at least until the call around it.
     Some,
-    /// It stands aside from the start.
+    /// It falls back to the kernel from the start.
     None,
     /// Either, or there is no report.
     Any,

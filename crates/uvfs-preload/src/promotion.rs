@@ -23,8 +23,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use uvfs_client::Config;
 
+use crate::next;
 use crate::passing::Calls;
-use crate::real::is_set;
+use crate::real::{is_set, seconds};
 use crate::table::{self, Known, Use};
 use crate::traffic::of;
 
@@ -42,7 +43,7 @@ const DIRECT_READS: u32 = 1 << 10;
 const REPEATED_READS: u32 = 1 << 14;
 
 /// The state of this module.
-pub(crate) struct Scores {
+struct Scores {
     /// The score of all descriptors beyond [`IMPORT`], since `began`.
     written: AtomicU64,
     /// When the first of that was counted, in seconds of the monotonic clock.
@@ -50,19 +51,11 @@ pub(crate) struct Scores {
     eager: AtomicBool,
 }
 
-impl Scores {
-    pub(crate) const fn new() -> Self {
-        Self {
-            written: AtomicU64::new(0),
-            began: AtomicU64::new(0),
-            eager: AtomicBool::new(false),
-        }
-    }
-}
-
-fn shared() -> &'static Scores {
-    &crate::STATE.engage
-}
+static STATE: Scores = Scores {
+    written: AtomicU64::new(0),
+    began: AtomicU64::new(0),
+    eager: AtomicBool::new(false),
+};
 
 /// The bytes that a call moves, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,33 +66,24 @@ pub(crate) enum Moves {
 
 /// Reads the environment.
 pub(crate) fn begin() {
-    shared()
+    STATE
         .eager
         .store(is_set(c"UVFS_RUN_EAGER"), Ordering::Relaxed);
 }
 
-/// Seconds of the monotonic clock, without a system call.
-fn now() -> u64 {
-    // SAFETY: plain data, filled by the call.
-    let mut now: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: a timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    now.tv_sec.unsigned_abs()
-}
-
 /// Whether the process has reached its score within [`WINDOW`]. If not, the count begins anew.
 fn is_fast(now: u64) -> bool {
-    let fast = now.saturating_sub(shared().began.load(Ordering::Relaxed)) <= WINDOW;
+    let fast = now.saturating_sub(STATE.began.load(Ordering::Relaxed)) <= WINDOW;
     if !fast {
-        shared().began.store(now, Ordering::Relaxed);
-        shared().written.store(0, Ordering::Relaxed);
+        STATE.began.store(now, Ordering::Relaxed);
+        STATE.written.store(0, Ordering::Relaxed);
     }
     fast
 }
 
 /// Whether everything is served from its first call on.
 fn is_eager() -> bool {
-    shared().eager.load(Ordering::Relaxed)
+    STATE.eager.load(Ordering::Relaxed)
 }
 
 /// Whether a file that is opened with these flags may come to be imported while the kernel's position is
@@ -110,7 +94,7 @@ pub(crate) fn is_likely(flags: c_int) -> bool {
 
 /// In a child process, which has to pay for a session of its own.
 pub(crate) fn child() {
-    shared().written.store(0, Ordering::Relaxed);
+    STATE.written.store(0, Ordering::Relaxed);
 }
 
 /// Counts a call of a descriptor that is not imported, and says whether [`pays`] is worth asking.
@@ -131,9 +115,9 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
                 return false;
             }
             let gain = score.min(one - IMPORT);
-            let before = shared().written.fetch_add(gain, Ordering::Relaxed);
+            let before = STATE.written.fetch_add(gain, Ordering::Relaxed);
             if before == 0 {
-                shared().began.store(now(), Ordering::Relaxed);
+                STATE.began.store(seconds(), Ordering::Relaxed);
             }
             before + gain >= ATTACH || attached()
         }
@@ -152,7 +136,7 @@ pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> 
         return true;
     }
     if let Moves::Write(_) = moves {
-        return attached() || is_fast(now());
+        return attached() || is_fast(seconds());
     }
     let Some(traffic) = of(fd) else { return false };
     let reads = traffic.reads.load(Ordering::Relaxed);
@@ -176,9 +160,7 @@ fn repeats(fd: c_int, read: u64) -> bool {
 }
 
 fn is_direct(fd: c_int) -> bool {
-    // SAFETY: without a third argument.
-    let flags = unsafe { crate::calls::next::fcntl(fd, libc::F_GETFL, 0) };
-    flags >= 0 && flags & libc::O_DIRECT != 0
+    next::status_flags(fd).is_some_and(|flags| flags & libc::O_DIRECT != 0)
 }
 
 /// A descriptor's writes were synced: what came before needed no cache.
@@ -270,11 +252,11 @@ mod tests {
         crate::traffic::forget(SYNCER);
         assert!(!count(SYNCER, Moves::Write(100), || true), "another file");
         // A slow writer begins anew.
-        let began = shared().began.load(Ordering::Relaxed);
+        let began = STATE.began.load(Ordering::Relaxed);
         assert!(is_fast(began + WINDOW));
         assert!(!is_fast(began + WINDOW + 1));
         assert!(is_fast(began + WINDOW + 1));
-        assert_eq!(shared().written.load(Ordering::Relaxed), 0);
+        assert_eq!(STATE.written.load(Ordering::Relaxed), 0);
     }
 
     /// No file is imported while another thread's call moves its position.

@@ -1,4 +1,4 @@
-//! The next definitions.
+//! The next definitions of the functions that this library stands in front of.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 
@@ -81,4 +81,11 @@ next! {
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     _exit(code: c_int) -> ();
     _Exit(code: c_int) -> ();
+}
+
+/// The flags of an open file, as fcntl(2) gives them (`F_GETFL`); nothing for a number that is none.
+pub(crate) fn status_flags(fd: c_int) -> Option<c_int> {
+    // SAFETY: without a third argument.
+    let flags = unsafe { fcntl(fd, libc::F_GETFL, 0) };
+    (flags >= 0).then_some(flags)
 }
