@@ -34,6 +34,9 @@ const PAGE: u32 = 4096;
 /// The protocol counts a request's pages in 16 bits.
 const MOST_WRITE: u32 = u16::MAX as u32 * PAGE;
 
+/// The transport of a session without a mount.
+const UNMOUNTED: &str = "shm";
+
 /// How a session serves.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
@@ -189,6 +192,7 @@ impl<F: FileSystem> Session<F> {
         config.max_write = options.max_write;
         config.max_readahead = options.max_readahead;
         let session = Self::of(fs, null.into(), options);
+        session.set_transport(UNMOUNTED);
         session.fs.init(&mut config, session.handle())?;
         let _ = session.agreed.set(Agreement {
             negotiated: Negotiated {
@@ -198,7 +202,6 @@ impl<F: FileSystem> Session<F> {
             max_write: session.largest_write(&config)?,
             takes_uncached: config.uncached,
         });
-        session.set_transport("shm");
         Ok(session)
     }
 
@@ -457,7 +460,7 @@ impl<F: FileSystem> Session<F> {
 
     /// Whether there is a kernel that has caches of its own.
     pub(crate) fn is_mounted(&self) -> bool {
-        self.transport.get().is_some_and(|&name| name != "shm")
+        self.transport.get().is_some_and(|&name| name != UNMOUNTED)
     }
 
     /// Whether the kernel may hold writes that this server has not seen.
@@ -509,5 +512,54 @@ impl<F: FileSystem> Session<F> {
         report.stuck = stuck::stuck(&self.interrupts, &self.slow, self.options.slow);
         report.uptime_s = self.began.elapsed().as_secs();
         report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs;
+
+    /// A file system that wants writes of this size.
+    struct Wants(u32);
+
+    impl FileSystem for Wants {
+        fn init(&self, config: &mut Config, _: Arc<dyn SessionHandle>) -> fs::Result<()> {
+            config.max_write = self.0;
+            Ok(())
+        }
+    }
+
+    /// A write size that can't be had is refused, with its name and its limits.
+    #[test]
+    fn a_write_size_out_of_bounds_is_refused() {
+        let session = |wants, max_write| {
+            let options = SessionOptions {
+                max_write,
+                ..SessionOptions::default()
+            };
+            let session = Session::unmounted(Wants(wants), options);
+            session.map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(session(4096, 8192), Ok(()));
+        for (wants, max_write, expected) in [
+            (
+                12288,
+                8192,
+                "Config::max_write is 12288, and has to be from 4096 to 8192",
+            ),
+            (
+                100,
+                8192,
+                "Config::max_write is 100, and has to be from 4096 to 8192",
+            ),
+            (
+                4096,
+                0,
+                "SessionOptions::max_write is 0, and has to be from 4096 to 268431360",
+            ),
+        ] {
+            assert_eq!(session(wants, max_write), Err(expected.to_string()));
+        }
     }
 }

@@ -55,10 +55,10 @@ pub trait SessionHandle: Send + Sync {
         None
     }
 
-    /// Notifications of the kernel. Without a mount they go nowhere.
+    /// Notifications of the kernel.
     ///
     /// # Errors
-    /// ENODEV when the session has ended.
+    /// ENODEV when the session has ended, or has no mount.
     fn notifier(&self) -> io::Result<Notifier> {
         self.outer().ok_or(Errno::NODEV)?.notifier()
     }

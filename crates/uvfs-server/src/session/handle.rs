@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 
-use super::Session;
+use super::{Session, UNMOUNTED};
 use crate::coherence::Coherence;
 use crate::fs::{FileSystem, HostChange, Node, SessionHandle, Sizes};
 use crate::notify::{Notifier, Retrievals};
@@ -21,8 +21,12 @@ struct Handle {
 impl<F: FileSystem> Session<F> {
     /// What the file system gets.
     pub fn handle(&self) -> Arc<dyn SessionHandle> {
+        let device = match self.transport.get() {
+            Some(&UNMOUNTED) => Weak::new(),
+            _ => Arc::downgrade(&self.device),
+        };
         Arc::new(Handle {
-            device: Arc::downgrade(&self.device),
+            device,
             coherence: Arc::downgrade(&self.coherence),
             retrievals: self.retrievals.clone(),
         })

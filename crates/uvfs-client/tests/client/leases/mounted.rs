@@ -25,6 +25,9 @@ fn serves_a_mount() {
     };
     let fs = uvfs_passthrough::Options {
         writeback,
+        // Clients get leases of the files that the kernel has open.
+        passthrough: uvfs_passthrough::Backed::Off,
+        watch: false,
         // Longer than the test: nothing becomes right by itself.
         attr_ttl: Duration::from_secs(3600),
         entry_ttl: Duration::from_secs(3600),
