@@ -180,15 +180,15 @@ impl Source {
         if self.options.writeback {
             return Err("the kernel caches writes (writeback)".into());
         }
-        let watcher = Watcher::new(&self.inodes.root().mount, minor)?;
-        let mounted = Mounted::new(self.root.clone());
-        let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
-        let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
-        let known = inodes.clone();
+        let known = self.inodes.clone();
         let size = move |node| known.get(node).ok()?.size_now();
         if !session.host_is_watched(Box::new(size)) {
             return Err("there is no mount".into());
         }
+        let watcher = Watcher::new(&self.inodes.root().mount, minor)?;
+        let mounted = Mounted::new(self.root.clone());
+        let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+        let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
         let started = watch::start(watcher.clone(), inodes, mounts, mounted, session.clone());
         started.map_err(|error| format!("no thread: {error}"))?;
         Ok(watcher)

@@ -518,7 +518,7 @@ impl<F: FileSystem> Session<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs;
+    use crate::fs::{self, SessionHandle};
 
     /// A file system that wants writes of this size.
     struct Wants(u32);

@@ -23,7 +23,7 @@ pub(crate) struct Stage(u64);
 impl Stage {
     /// There are no clients, and no reports of what the host changes.
     pub(crate) fn is_plain(self) -> bool {
-        self.0 % CHANGED == 0
+        self.0.is_multiple_of(CHANGED)
     }
 
     /// There are clients.

@@ -40,7 +40,7 @@ fn theirs(path: &Path) -> (bool, bool) {
     (dirty, out.status.code() != Some(0) && !dirty)
 }
 
-/// The same of ours; and what is found is mended.
+/// The same of ours; and what is found is repaired.
 fn ours(path: &Path) -> (bool, bool) {
     let blocks = || Arc::new(FileBlocks::open(path).unwrap()) as Arc<dyn Blocks>;
     let outcome = check(

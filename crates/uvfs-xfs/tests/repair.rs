@@ -228,7 +228,7 @@ fn cut_off_after_each_write() {
 const UNKNOWN_FEATURES: &str =
     ": repairing XFS with parent pointers or unknown features is not supported";
 
-/// Several structures damaged at once: no panic, no hang, what is said to be mended is, and no file
+/// Several structures damaged at once: no panic, no hang, what is said to be repaired is, and no file
 /// that was whole is changed without a word.
 #[test]
 fn random_damage() {
@@ -276,7 +276,7 @@ fn random_damage() {
     let left = left.into_inner().unwrap();
     eprintln!("{count} images, {} refused", left.len());
     // A primary superblock with a right checksum that asks for features that no repair here knows may be
-    // a newer file system's, which mending would take apart: it is refused. All else is mended.
+    // a newer file system's, which repairing would take apart: it is refused. All else is repaired.
     for l in &left {
         assert!(l.contains("superblock at 0x0:"), "not mended: {l}");
         assert!(l.ends_with(UNKNOWN_FEATURES), "not mended: {l}");

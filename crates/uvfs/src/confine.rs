@@ -91,7 +91,7 @@ pub fn reader(engine: EngineKind) {
     confine(CapabilitySet::empty(), &Files::default(), &calls);
 }
 
-/// For a command that looks at all of an image that it has opened, or mends it. Its findings may not fit into memory.
+/// For a command that looks at all of an image that it has opened, or repairs it. Its findings may not fit into memory.
 pub fn checker() {
     let files = Files {
         scratch: Some(std::env::temp_dir()),

@@ -71,7 +71,7 @@ pub struct Args {
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// Most memory to use, such as 256M. The mending of the findings may need more: then it
+    /// Most memory to use, such as 256M. The repairing of the findings may need more: then it
     /// says how much, and does nothing [default: no bound]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
@@ -141,7 +141,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let outcome = shown(args.json, |progress| repair(blocks, to, &options, progress));
     let outcome = outcome.map_err(|e| match e {
-        // Nothing is left to mend it by.
+        // Nothing is left to repair it by.
         RepairError::Check(uvfs_xfs::Error::Corrupt { .. }) => {
             failed(e.to_string()).with_code(DAMAGED)
         }

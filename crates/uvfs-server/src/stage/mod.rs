@@ -10,7 +10,7 @@
 //!
 //! The first client, and the first report, change the stage while requests are under way. Each request of the kernel's
 //! that could give the kernel something, or change something, is counted by its queue before it looks at the stage, and
-//! until it has ended. Both are in one order for all threads (SeqCst). So whoever changes the stage either sees the count,
+//! until it has ended. Both are in one order for all threads (SeqCst). So the thread that changes the stage either sees the count,
 //! and grants no lease until it is gone; or the request sees the new stage. A plain request looks once more at its end: if
 //! the stage has changed meanwhile, its answer is treated as one that is as old as the mount. What was answered before
 //! counts as given to the kernel (`KernelCache::assume_all`).

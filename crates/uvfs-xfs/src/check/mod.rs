@@ -159,7 +159,7 @@ fn threads(options: &CheckOptions, blocks: &dyn Blocks) -> usize {
 
 /// Checks as [`check`] does, and keeps what was counted, if one pass was enough. With `stop` it ends
 /// before the inodes if only the inode trees of some groups are damaged: most of the work is to be done
-/// again when they are mended.
+/// again when they are repaired.
 pub(crate) fn keeping(
     blocks: Arc<dyn Blocks>,
     options: &CheckOptions,

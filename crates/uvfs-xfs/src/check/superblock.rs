@@ -94,7 +94,7 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
         }
     }
     ranges(sb, g, place, report);
-    // Zero is an old file system's that no kernel has mended yet.
+    // Zero is an old file system's that no kernel has repaired yet.
     if sb.bad_features2.get() != 0 && sb.features2.get() != sb.bad_features2.get() {
         report.differ(
             place,

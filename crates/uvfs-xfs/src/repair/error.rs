@@ -8,7 +8,7 @@ use std::io;
 pub enum RepairError {
     /// It could not begin.
     Check(Error),
-    /// The bound on memory is too small for what has to be mended; this would do. Nothing was done.
+    /// The bound on memory is too small for what has to be repaired; this would do. Nothing was done.
     Memory(u64),
     /// The image could not be written to. A later repair goes on from there.
     Write(io::Error),

@@ -12,7 +12,7 @@ use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
 use crate::mkfs::free_inode;
 
-/// Looks at all inodes, and mends those that need it; reads all directories on the way.
+/// Looks at all inodes, and repairs those that need it; reads all directories on the way.
 ///
 /// Nothing is built that takes blocks until every inode has claimed its own.
 pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
@@ -130,7 +130,7 @@ impl Seen {
 struct Unbuilt {
     /// Inodes with forks that become trees.
     trees: Vec<(Seen, Vec<(Fork, Map)>)>,
-    /// Inodes whose attributes are to be mended.
+    /// Inodes whose attributes are to be repaired.
     attrs: Vec<u64>,
 }
 

@@ -1,8 +1,8 @@
-//! Mending a damaged file system, as xfs_repair does.
+//! Repairing a damaged file system, as xfs_repair does.
 //!
 //! A repair changes nothing on disk until it knows the outcome. It works on the image with its
 //! changes laid over it (`overlay.rs`), in rounds: [`crate::check`] tells what is wrong, the phases
-//! below mend it, and the next round's check tells whether that was enough. Without findings there
+//! below repair it, and the next round's check tells whether that was enough. Without findings there
 //! is nothing to do; `-n` is the same work, with the changes thrown away.
 //!
 //! Numbers that the check itself has counted, such as link counts, are set right without more ado
@@ -30,7 +30,7 @@
 //! last the primary superblock, without the mark. Wherever that is cut off, the next repair finds a
 //! file system that is partly the old and partly the new one.
 //!
-//! If something is left that cannot be mended, nothing is written at all.
+//! If something is left that cannot be repaired, nothing is written at all.
 //!
 //! Memory: a repair keeps ten bytes for each inode, four bits for each block, a record for each run of
 //! blocks if there is a reverse mapping tree, and 160 bytes for each directory. With
@@ -74,7 +74,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Rounds of checking and mending.
+/// Rounds of checking and repairing.
 const MAX_ROUNDS: usize = 6;
 /// Directories that are looked through for the paths of inodes: with more this could take longer than all
 /// else.
@@ -117,7 +117,7 @@ pub struct RepairOutcome {
     pub dirty_log: Option<LogState>,
     /// Inodes looked at.
     pub inodes: u64,
-    /// Rounds of mending.
+    /// Rounds of repairing.
     pub rounds: usize,
     /// Bytes written.
     pub written: u64,
@@ -242,7 +242,7 @@ fn better(
     }
 }
 
-/// Tells what was changed, and writes it if that is all that there was to mend.
+/// Tells what was changed, and writes it if that is all that there was to repair.
 fn finish(
     mut m: Mend<'_>,
     mut out: RepairOutcome,
@@ -265,14 +265,14 @@ fn finish(
         };
     }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
-    // An image that cannot be mended completely is left as it is, rather than half changed.
+    // An image that cannot be repaired completely is left as it is, rather than half changed.
     if !options.dry_run && out.left_count == 0 && m.disk.is_changed() {
         out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
     Ok(out)
 }
 
-/// Refuses what cannot be mended.
+/// Refuses what cannot be repaired.
 fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
     let f = &g.features;
     let refuse = |what: &str| Err(Error::Unsupported(what.into()));
@@ -424,7 +424,7 @@ impl<'a> Mend<'a> {
         late
     }
 
-    /// Mends what was found.
+    /// Repairs what was found.
     fn round(&mut self, found: &[Finding], more: bool) {
         self.all_bad = more;
         self.moved = more;
@@ -436,7 +436,7 @@ impl<'a> Mend<'a> {
             chunks::collect(self, agno);
         }
         space::begin(self);
-        // Damage of a group's own structures is mended first. The next check finds what it
+        // Damage of a group's own structures is repaired first. The next check finds what it
         // hid of inodes and directories.
         if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
             let tree = inode::all(self);

@@ -1,10 +1,10 @@
-//! Damage that the check sees the whole of is mended with what the check has counted, and only what was
+//! Damage that the check sees the whole of is repaired with what the check has counted, and only what was
 //! changed is checked again.
 //!
 //! That is damage of directories, whatever it does to the inodes that they lead to, and of what tells
 //! which blocks are free. Inode B-trees, if nothing else of the groups is damaged, are built anew from the
 //! inodes before the inodes are checked. Trees that are sound say whose all other blocks are. Whenever the
-//! outcome is not a sound file system, all of it is thrown away, and the repair mends everything in rounds.
+//! outcome is not a sound file system, all of it is thrown away, and the repair repairs everything in rounds.
 
 use super::dir::{self, DirectoryTree};
 use super::space::{self, AgToMend, FoundChunk};
@@ -35,7 +35,7 @@ const MAX_SHARED: u64 = 1 << 22;
 pub(crate) enum Quick {
     /// The file system is sound now.
     Mended(RepairOutcome),
-    /// Nothing was mended. The result of the check of all, if it was of the image as it is.
+    /// Nothing was repaired. The result of the check of all, if it was of the image as it is.
     Not(Option<CheckOutcome>),
 }
 
@@ -163,7 +163,7 @@ fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
     m.recount = false;
 }
 
-/// Mends directories.
+/// Repairs directories.
 fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool {
     let before = m.disk.snapshot();
     m.read_findings(&outcome.findings);
@@ -273,7 +273,7 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
                 }
                 let ag = &mut m.ags[agno as usize];
                 ag.released.extend(&old);
-                // They are not to be overwritten, whatever else is mended.
+                // They are not to be overwritten, whatever else is repaired.
                 ag.avoid = space::normal([&ag.avoid[..], &old].concat());
                 let owned = groups::owned(ag);
                 groups::group(m, agno, owned)

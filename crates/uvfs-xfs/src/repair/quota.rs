@@ -5,7 +5,7 @@ use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 
-/// Mends the quota inodes: their records, and whether they are to be counted again.
+/// Repairs the quota inodes: their records, and whether they are to be counted again.
 pub(crate) fn all(m: &mut Mend<'_>) {
     const KINDS: [(Structure, u8, u16, u16); 3] = [
         (Structure::UserQuota, DQTYPE_USER, 0x0004, 0x0003),

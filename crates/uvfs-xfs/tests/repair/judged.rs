@@ -1,4 +1,4 @@
-//! Every damage, mended and judged by the checker, xfs_repair and the kernel.
+//! Every damage, repaired and judged by the checker, xfs_repair and the kernel.
 
 use super::*;
 
@@ -67,7 +67,7 @@ struct Tally {
     rounds: BTreeMap<usize, usize>,
 }
 
-/// Repairs a damaged image, counts the outcome, and returns whether every finding was mended.
+/// Repairs a damaged image, counts the outcome, and returns whether every finding was repaired.
 fn mend(path: &Path, name: &str, tally: &Mutex<Tally>) -> bool {
     let same = MemImage::load(path).unwrap();
     let dry = RepairOptions {
@@ -118,7 +118,7 @@ fn mend(path: &Path, name: &str, tally: &Mutex<Tally>) -> bool {
     true
 }
 
-/// Lists the objections of the checker, xfs_repair, a second repair and the kernel to a mended image.
+/// Lists the objections of the checker, xfs_repair, a second repair and the kernel to a repaired image.
 fn objections(path: &Path) -> Vec<String> {
     let mut why = Vec::new();
     let found = findings(path);

@@ -166,7 +166,7 @@ fn judge_change(base: &Path, path: &Path, change: &FieldChange) -> Option<String
     })
 }
 
-/// The kernel takes each image that the check calls sound or the repair has mended.
+/// The kernel takes each image that the check calls sound or the repair has repaired.
 #[test]
 fn fields_to_the_kernel() {
     let Some(image) = base() else { return };

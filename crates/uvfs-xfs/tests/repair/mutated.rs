@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Repairs an image that up to eight structures of were damaged; gives why not, if it was not mended.
+/// Repairs an image that up to eight structures of were damaged; gives why not, if it was not repaired.
 fn outcome(mem: &MemImage, regions: &[mutate::Region], seed: u64) -> Result<(), String> {
     let mut random = Random(seed);
     let mut damaged = mem.clone();

@@ -3,7 +3,7 @@
 use super::*;
 use uvfs_xfs::format::{BTREE_LONG_CRC_OFFSET, BTREE_SHORT_CRC_OFFSET};
 
-/// Trees that are damaged together with what their inodes lead to are mended in rounds, and no inode in
+/// Trees that are damaged together with what their inodes lead to are repaired in rounds, and no inode in
 /// them is lost: what only the inodes say is not taken for free.
 #[test]
 fn a_tree_and_a_directory_damaged_together() {
