@@ -1,7 +1,6 @@
 //! Sectors that lie over those of an image: what a repair changes, or what a check has read.
 
 use crate::blocks::{Block, Blocks, Stream};
-use crate::repair::Sink;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
@@ -10,6 +9,18 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+
+/// Where the changes are written to: the image that is repaired.
+pub trait Sink: Sync {
+    /// The most bytes of memory that it takes, which a bound on the repair's memory has to leave it.
+    fn memory(&self) -> u64 {
+        0
+    }
+    /// Writes at a byte of the image.
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Makes durable what was written.
+    fn flush(&self) -> io::Result<()>;
+}
 
 /// The unit of what is kept.
 const SECTOR: usize = 512;

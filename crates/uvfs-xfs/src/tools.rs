@@ -8,8 +8,8 @@ mod ls;
 
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::inode::Fork;
-use crate::volume::Volume;
+use crate::read::inode::Fork;
+use crate::read::volume::Volume;
 pub use copy::{Copied, Trust, copy_out};
 pub use ls::{LsOptions, escape, format_time, human, ls, mode_string, quote};
 use std::io::{self, Write};

@@ -7,9 +7,10 @@ use super::da::DaTree;
 use super::problem::{Place, Structure};
 use super::reader::Reader;
 use super::runs::read_run;
-use crate::attr::{Stored, Value, acl_miscount, leaf_attr, short_attrs};
 use crate::format::*;
-use crate::inode::{Fork, Inode};
+use crate::read::attr::acl_miscount;
+use crate::read::inode::{Fork, Inode};
+use crate::walk::attr::{Stored, Value, leaf_attr, short_attrs};
 
 /// Blocks that an attribute fork may have: its file block numbers are 32 bits.
 const MAX_BLOCK: u64 = 1 << 32;

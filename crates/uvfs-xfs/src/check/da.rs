@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::runs::{read_run, want_run};
 use crate::format::*;
 use crate::geometry::AgBlock;
-use crate::walk::CHILDREN_AHEAD;
+use crate::walk::btree::CHILDREN_AHEAD;
 use std::collections::HashSet;
 
 /// A tree to walk.

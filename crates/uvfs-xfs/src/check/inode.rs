@@ -9,7 +9,7 @@ use super::reader::Reader;
 use super::runs::read_run;
 use super::{attr, dir, quota};
 use crate::format::*;
-use crate::inode::{Fork, Inode, flags_fit};
+use crate::read::inode::{Fork, Inode, flags_fit};
 use fork::ForkWalk;
 pub(crate) use scan::scan;
 

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::runs::read_run;
 use super::usage::Usage;
 use crate::format::*;
-use crate::inode::Inode;
+use crate::read::inode::Inode;
 
 /// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
 const CHECKED: [u16; 3] = [0x0004, 0x0100, 0x0400];

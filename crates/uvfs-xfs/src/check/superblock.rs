@@ -8,7 +8,7 @@ use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::volume::read_superblock;
+use crate::read::volume::read_superblock;
 
 /// Bytes read at once in the search for a copy.
 const SEARCH: usize = 1 << 20;

@@ -6,7 +6,7 @@ use super::reader::Reader;
 use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::AgBlock;
-use crate::walk::{Cause, Defect, Item, Visitor};
+use crate::walk::btree::{Cause, Defect, Item, Visitor};
 use std::io;
 
 /// A tree being checked.

@@ -1,7 +1,7 @@
 //! The use of blocks and inodes by each user, group and project.
 
 use super::space::mix;
-use crate::inode::Inode;
+use crate::read::inode::Inode;
 use std::collections::BTreeMap;
 
 /// Bytes of an entry of [`Usage`], with its share of the map's nodes.

@@ -14,7 +14,7 @@ use crate::bulk::attr::{self, NewAttr, remote_header};
 use crate::bulk::dir::{self, DirLayout, NewEntry, Owner};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::verifier;
+use crate::read::verifier;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;

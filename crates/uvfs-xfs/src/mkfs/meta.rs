@@ -4,7 +4,7 @@ use super::MkfsError;
 use super::layout::FixedBlocks;
 use crate::format::Layout as _;
 use crate::geometry::{AgBlock, BBSIZE};
-use crate::verifier;
+use crate::read::verifier;
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use uvfs_buf::{BufError, Buffer, Extent as Sectors, Target, Verifier, WriteQueue};

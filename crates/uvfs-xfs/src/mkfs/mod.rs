@@ -438,7 +438,7 @@ fn write<'a>(
         })?;
         for b in group.blocks(g) {
             let daddr = g.daddr(AgBlock { agno, agbno: b.at });
-            meta.put(daddr, &b.bytes, crate::verifier::BTREE_SHORT)?;
+            meta.put(daddr, &b.bytes, crate::read::verifier::BTREE_SHORT)?;
         }
         counts += group.counts();
         headers.push(group.headers(g));
@@ -459,7 +459,11 @@ fn write<'a>(
     };
     for (agno, sectors) in (0..).zip(&headers).skip(1) {
         let daddr = g.daddr(AgBlock { agno, agbno: 0 });
-        meta.put(daddr, &head(&sb, sectors), crate::verifier::AG_HEADERS)?;
+        meta.put(
+            daddr,
+            &head(&sb, sectors),
+            crate::read::verifier::AG_HEADERS,
+        )?;
     }
     let sizes = uvfs_io::device::Device::geometry(&output.device);
     let log = log::start(l, &sizes);
@@ -467,7 +471,11 @@ fn write<'a>(
     meta.finish()?;
 
     sb.inprogress = 0;
-    meta.put(0, &head(&sb, &headers[0]), crate::verifier::AG_HEADERS)?;
+    meta.put(
+        0,
+        &head(&sb, &headers[0]),
+        crate::read::verifier::AG_HEADERS,
+    )?;
     meta.finish()?;
     Ok((sb, inodes + u64::from(FIXED) - 1))
 }

@@ -3,11 +3,12 @@
 use super::Mend;
 use super::contents::Contents;
 use super::fork::{self, Map};
-use crate::attr::{Stored, Value, acl_miscount, leaf_attr, short_attrs};
 use crate::bulk::attr::{AttrPlan, NewAttr, short_form};
 use crate::check::{Place, Structure};
 use crate::format::*;
-use crate::inode::{Fork, Inode};
+use crate::read::attr::acl_miscount;
+use crate::read::inode::{Fork, Inode};
+use crate::walk::attr::{Stored, Value, leaf_attr, short_attrs};
 
 /// Builds an inode's attributes anew, if there are findings about them.
 pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {

@@ -2,23 +2,12 @@
 
 use super::Mend;
 use crate::format::*;
+use crate::overlay::Sink;
 use std::io;
 use std::sync::{Arc, Mutex};
 use uvfs_buf::{Anything, BufError, Config, Extent, SECTOR, Target, WriteQueue};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
-
-/// Where the changes are written to: the image that is repaired.
-pub trait Sink: Sync {
-    /// The most bytes of memory that it takes, which a bound on the repair's memory has to leave it.
-    fn memory(&self) -> u64 {
-        0
-    }
-    /// Writes at a byte of the image.
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Makes durable what was written.
-    fn flush(&self) -> io::Result<()>;
-}
 
 /// Bytes that are collected before they are written; as many more may be on their way.
 const QUEUE_BYTES: usize = 2 << 20;

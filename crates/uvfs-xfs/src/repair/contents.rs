@@ -3,7 +3,7 @@
 use super::Mend;
 use super::fork::{self, Map};
 use crate::format::*;
-use crate::inode::{Fork, Inode};
+use crate::read::inode::{Fork, Inode};
 
 /// The contents of a fork.
 pub(crate) struct Contents {

@@ -7,7 +7,7 @@ use super::{Mend, fork, trees};
 use crate::check::Structure;
 use crate::format::*;
 use crate::geometry::AgBlock;
-use crate::inode::{Fork, Inode};
+use crate::read::inode::{Fork, Inode};
 use std::collections::HashMap;
 
 /// How an inode stands to the contested blocks.

@@ -3,10 +3,10 @@
 use super::contents::Contents;
 use super::{Mend, fork, reader};
 use crate::bulk::dir::{DirLayout, NewEntry, Owner, fill, layout};
-use crate::dir::{data_end, dir_blocks, records, short_entries, short_header_len};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::inode::{Fork, Inode};
+use crate::read::inode::{Fork, Inode};
+use crate::walk::dir::{data_end, dir_blocks, records, short_entries, short_header_len};
 use std::collections::{BTreeMap, HashSet};
 
 /// An entry that was read.

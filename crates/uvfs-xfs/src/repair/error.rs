@@ -20,12 +20,12 @@ impl std::fmt::Display for RepairError {
             RepairError::Check(e) => e.fmt(f),
             RepairError::Memory(least) => write!(
                 f,
-                "--memory: to mend what was found at least {}M are needed; nothing was written",
+                "to repair what was found at least {}M of memory are needed; nothing was written",
                 least.div_ceil(1 << 20)
             ),
             RepairError::Write(e) => write!(
                 f,
-                "writing: {e}; the file system is half mended and marked as needing repair: repair it again"
+                "writing: {e}; the file system is half repaired and marked as needing repair: repair it again"
             ),
         }
     }

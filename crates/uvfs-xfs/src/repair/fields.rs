@@ -5,7 +5,7 @@ use super::fork;
 use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::inode::{Fork, Inode, flags_fit};
+use crate::read::inode::{Fork, Inode, flags_fit};
 
 /// The fate of an inode.
 pub(crate) enum Core {

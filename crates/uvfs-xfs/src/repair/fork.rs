@@ -5,8 +5,8 @@ use crate::blocks::Block;
 use crate::bulk::btree::{Shape, build_fork, fork_root_room};
 use crate::format::*;
 use crate::geometry::AgBlock;
-use crate::inode::{Fork, Inode};
-use crate::walk::{Defect, Field, Item, Visitor, fork_tree};
+use crate::read::inode::{Fork, Inode};
+use crate::walk::btree::{Defect, Field, Item, Visitor, fork_tree};
 use std::io;
 
 /// Where a fork leads.

@@ -8,7 +8,7 @@ use crate::check::space::{BlockMap, Use};
 use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
-use crate::inode::{Fork, Inode};
+use crate::read::inode::{Fork, Inode};
 
 /// Blocks that the free list begins with.
 const LIST: usize = 6;

@@ -9,8 +9,8 @@ use super::space::{EXPECTED, UNSEEN};
 use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::inode::{Fork, Inode};
 use crate::mkfs::free_inode;
+use crate::read::inode::{Fork, Inode};
 
 /// Looks at all inodes, and repairs those that need it; reads all directories on the way.
 ///

@@ -59,7 +59,8 @@ mod space;
 mod superblock;
 mod trees;
 
-pub use commit::{DeviceSink, Sink};
+pub use crate::overlay::Sink;
+pub use commit::DeviceSink;
 pub use error::RepairError;
 
 use crate::blocks::Blocks;

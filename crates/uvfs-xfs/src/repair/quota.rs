@@ -3,7 +3,7 @@
 use super::{Mend, fork};
 use crate::check::{Place, Structure};
 use crate::format::*;
-use crate::inode::{Fork, Inode};
+use crate::read::inode::{Fork, Inode};
 
 /// Repairs the quota inodes: their records, and whether they are to be counted again.
 pub(crate) fn all(m: &mut Mend<'_>) {

@@ -7,7 +7,7 @@ use crate::check::{Place, Structure};
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::volume::read_superblock;
+use crate::read::volume::read_superblock;
 
 /// Copies that are asked at most.
 const MAX_VOTES: u32 = 64;

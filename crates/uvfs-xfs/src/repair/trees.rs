@@ -4,7 +4,7 @@ use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::Overlay;
-use crate::walk::{Defect, Item, Visitor, group_tree};
+use crate::walk::btree::{Defect, Item, Visitor, group_tree};
 use std::collections::HashSet;
 use std::io;
 

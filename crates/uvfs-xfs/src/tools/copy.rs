@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::inode::{Fork, Inode, Time};
-use crate::volume::Volume;
+use crate::read::inode::{Fork, Inode, Time};
+use crate::read::volume::Volume;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     self as rfs, AtFlags, Gid, IFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::inode::Time;
-use crate::volume::Volume;
+use crate::read::inode::Time;
+use crate::read::volume::Volume;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::OsStr;

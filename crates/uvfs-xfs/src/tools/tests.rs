@@ -1,4 +1,4 @@
-use crate::inode::Time;
+use crate::read::inode::Time;
 
 use super::*;
 

@@ -51,7 +51,7 @@ fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
     let outcome = repair(&image, &["--memory", "25M"]);
     assert_eq!(outcome.status.code(), Some(2), "{outcome}");
     assert!(
-        outcome.stderr.contains("to mend what was found at least"),
+        outcome.stderr.contains("to repair what was found at least"),
         "{outcome}"
     );
     assert!(

@@ -5,7 +5,7 @@ use super::super::problem::{Place, Structure};
 use super::super::reader::Reader;
 use super::super::tree::TreeCheck;
 use crate::format::*;
-use crate::walk::{Item, group_tree};
+use crate::walk::btree::{Item, group_tree};
 
 use super::sector;
 

@@ -2,9 +2,9 @@
 
 use super::super::ctx::Gathered;
 use super::super::problem::{Place, Structure, show};
-use crate::dir::{ShortEntry, short_entries, short_header_len};
 use crate::format::*;
-use crate::inode::Inode;
+use crate::read::inode::Inode;
+use crate::walk::dir::{ShortEntry, short_entries, short_header_len};
 
 use super::DirCheck;
 

@@ -6,8 +6,8 @@ use super::super::reader::Reader;
 use super::super::space::Use;
 use super::super::tree::TreeCheck;
 use crate::format::*;
-use crate::inode::{Fork, Inode};
-use crate::walk::{Item, fork_tree};
+use crate::read::inode::{Fork, Inode};
+use crate::walk::btree::{Item, fork_tree};
 
 /// Extents of a fork that are kept; no directory or attribute fork comes near.
 const MAX_EXTENTS: usize = 1 << 20;

@@ -9,7 +9,7 @@ use crate::bulk::attr::NewAttr;
 use crate::bulk::btree::{Shape, build_fork, fork_root_room};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::verifier;
+use crate::read::verifier;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

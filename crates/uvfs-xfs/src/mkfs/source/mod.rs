@@ -8,7 +8,7 @@ pub use host::HostDir;
 
 use super::MkfsError;
 use crate::bulk::attr::NewAttr;
-pub use crate::inode::Time;
+pub use crate::read::inode::Time;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

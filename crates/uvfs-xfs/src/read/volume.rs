@@ -4,8 +4,8 @@ use crate::blocks::{Block, Blocks, DiskExtent, io_error};
 use crate::error::{At, Error, Result};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
-use crate::inode::Inode;
 use crate::log::{self, LogState};
+use crate::read::inode::Inode;
 use std::io;
 use uvfs_buf::{Anything, Verifier};
 

@@ -1,7 +1,7 @@
 //! Reading through the buffer cache.
 
 use crate::blocks::{Block, Blocks, DiskExtent, Stream};
-use crate::wait;
+use crate::read::wait;
 use rustix::fs::Advice;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
