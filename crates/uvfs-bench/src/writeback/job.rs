@@ -23,7 +23,7 @@ pub enum WritebackAccess {
     Host,
     /// By `uvfs-client` over a server of a directory in the same process.
     Local,
-    /// The same with [`Copying`].
+    /// The same with a layer that copies pages ([`copying`]).
     Copying,
     /// By `uvfs-client` over the socket of `uvfs serve`.
     Served,

@@ -46,7 +46,7 @@ impl File {
         self.change_lock(false, Some(kind), bounds(range), true)
     }
 
-    /// As [`File::lock_range`], but fails with `EAGAIN` ([`ErrnoKind::WouldBlock`]) when
+    /// As [`File::lock_range`], but fails with `EAGAIN` when
     /// another owner has a lock in the way.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl File {
         self.change_lock(true, Some(kind), Ok((0, LAST)), true)
     }
 
-    /// As [`File::lock`], but fails with `EAGAIN` ([`ErrnoKind::WouldBlock`]) when another
+    /// As [`File::lock`], but fails with `EAGAIN` when another
     /// owner has it.
     ///
     /// # Errors
