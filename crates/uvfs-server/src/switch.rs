@@ -5,9 +5,18 @@
 //! this is in one order for all threads (SeqCst). So either the request sees the new stage, or the count shows it.
 
 #[cfg(all(loom, test))]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(all(loom, test)))]
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Loom takes SeqCst for AcqRel, but for fences. In the model this stands for the order of all that is SeqCst.
+#[cfg(all(loom, test))]
+fn in_one_order() {
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(not(all(loom, test)))]
+fn in_one_order() {}
 
 /// The file system reports changes of the host.
 pub(crate) const WATCHED: u64 = 1;
@@ -62,6 +71,7 @@ impl Switch {
         let next = |stage| Some(change(stage) + CHANGED);
         let changed = (self.0).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         debug_assert!(changed.is_ok(), "there is always a next stage");
+        in_one_order();
     }
 }
 
@@ -79,6 +89,7 @@ impl Untracked {
     /// A request begins, and is about to look at the stage.
     pub(crate) fn begin(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
+        in_one_order();
     }
 
     /// It has ended, or takes the way of leases.

@@ -23,9 +23,8 @@ fn dependencies_of_modules_go_down() {
         "token",
         "interrupt",
         "signals",
-        "mount",
         "layers",
-        "notify fs",
+        "mount notify fs",
         "guide",
     ];
     uvfs_testing::assert_arrows_go_down(env!("CARGO_MANIFEST_DIR"), &order);

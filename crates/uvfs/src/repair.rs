@@ -145,7 +145,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         RepairError::Check(uvfs_xfs::Error::Corrupt { .. }) => {
             failed(e.to_string()).with_code(DAMAGED)
         }
-        RepairError::Memory(_) => failed(format!("{e} (--memory)")),
+        RepairError::Memory(_) => failed(format!("--memory: {e}")),
         e => failed(e.to_string()),
     })?;
     let (verdict, code) = verdict(&outcome, args.dry_run);

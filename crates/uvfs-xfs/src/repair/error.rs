@@ -20,7 +20,7 @@ impl std::fmt::Display for RepairError {
             RepairError::Check(e) => e.fmt(f),
             RepairError::Memory(least) => write!(
                 f,
-                "to repair what was found at least {}M of memory are needed; nothing was written",
+                "to repair what was found at least {}M are needed; nothing was written",
                 least.div_ceil(1 << 20)
             ),
             RepairError::Write(e) => write!(

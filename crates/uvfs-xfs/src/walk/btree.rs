@@ -54,6 +54,7 @@ fn key(tree: Btree, b: &[u8], is_record: bool) -> Key {
 }
 
 /// An item of a tree.
+#[derive(Clone, Copy)]
 pub(crate) enum Item<'b> {
     /// The tree leads to this block, which is not read yet.
     Block(u64),

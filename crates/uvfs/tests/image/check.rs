@@ -13,7 +13,7 @@ use crate::harness::*;
 /// The fields of the JSON, and of a finding.
 const FIELDS: &str = "version verdict image log incomplete count findings inodes allocated_inodes passes threads prefetch \
                       engine direct reads bytes_read peak_memory seconds";
-const FINDING: &str = "what ag block inode path problem expected found";
+const FINDING: &str = "what name ag block inode path problem expected found";
 
 /// Runs `uvfs check` with these arguments on an image.
 fn check(image: &Image<'_>, args: &[&str]) -> Outcome {
