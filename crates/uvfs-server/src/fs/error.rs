@@ -37,12 +37,12 @@ pub struct Error(Repr);
 
 enum Repr {
     Plain(Errno),
-    Told(Box<Told>),
+    Detailed(Box<Detail>),
 }
 
 type Source = Box<dyn StdError + Send + Sync>;
 
-struct Told {
+struct Detail {
     errno: Errno,
     message: Cow<'static, str>,
     source: Option<Source>,
@@ -52,7 +52,7 @@ struct Told {
 impl Error {
     /// An error with a message for the log.
     pub fn new(errno: Errno, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Repr::Told(Box::new(Told {
+        Self(Repr::Detailed(Box::new(Detail {
             errno,
             message: message.into(),
             source: None,
@@ -64,7 +64,7 @@ impl Error {
     pub fn errno(&self) -> Errno {
         match &self.0 {
             Repr::Plain(errno) => *errno,
-            Repr::Told(told) => told.errno,
+            Repr::Detailed(detail) => detail.errno,
         }
     }
 
@@ -72,29 +72,29 @@ impl Error {
     pub fn context(self, message: impl Into<Cow<'static, str>>) -> Self {
         match self.0 {
             Repr::Plain(errno) => Self::new(errno, message),
-            Repr::Told(mut told) => {
-                told.message = format!("{}: {}", message.into(), told.message).into();
-                Self(Repr::Told(told))
+            Repr::Detailed(mut detail) => {
+                detail.message = format!("{}: {}", message.into(), detail.message).into();
+                Self(Repr::Detailed(detail))
             }
         }
     }
 
     /// Attaches the error that caused this one. It and its own sources are logged behind the message.
     pub fn because(self, source: impl Into<Source>) -> Self {
-        self.with(|told| told.source = Some(source.into()))
+        self.with(|detail| detail.source = Some(source.into()))
     }
 
     /// Has the error logged at this level.
     pub fn level(self, level: Level) -> Self {
-        self.with(|told| told.level = level)
+        self.with(|detail| detail.level = level)
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Told)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut Detail)) -> Self {
         if let Repr::Plain(errno) = self.0 {
             self = Self::new(errno, errno.to_string());
         }
-        if let Repr::Told(told) = &mut self.0 {
-            change(told);
+        if let Repr::Detailed(detail) = &mut self.0 {
+            change(detail);
         }
         self
     }
@@ -103,12 +103,12 @@ impl Error {
     pub(crate) fn answer(self, opcode: &str, node: u64) -> Errno {
         match self.0 {
             Repr::Plain(errno) => errno,
-            Repr::Told(told) => told.log(opcode, node),
+            Repr::Detailed(detail) => detail.log(opcode, node),
         }
     }
 }
 
-impl Told {
+impl Detail {
     #[cold]
     fn log(&self, opcode: &str, node: u64) -> Errno {
         let mut text = self.message.to_string();
@@ -190,7 +190,7 @@ impl From<Error> for io::Error {
         let plain = Self::from(error.errno());
         match error.0 {
             Repr::Plain(_) => plain,
-            Repr::Told(_) => Self::new(plain.kind(), error),
+            Repr::Detailed(_) => Self::new(plain.kind(), error),
         }
     }
 }
@@ -205,11 +205,11 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Repr::Plain(errno) => errno.fmt(f),
-            Repr::Told(told) => {
+            Repr::Detailed(detail) => {
                 let mut fields = f.debug_struct("Error");
-                fields.field("errno", &told.errno);
-                fields.field("message", &told.message);
-                fields.field("source", &told.source).finish()
+                fields.field("errno", &detail.errno);
+                fields.field("message", &detail.message);
+                fields.field("source", &detail.source).finish()
             }
         }
     }
@@ -220,7 +220,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Repr::Plain(errno) => fmt::Display::fmt(errno, f),
-            Repr::Told(told) => f.write_str(&told.message),
+            Repr::Detailed(detail) => f.write_str(&detail.message),
         }
     }
 }
@@ -229,7 +229,7 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.0 {
             Repr::Plain(_) => None,
-            Repr::Told(told) => told.source.as_deref().map(|source| source as _),
+            Repr::Detailed(detail) => detail.source.as_deref().map(|source| source as _),
         }
     }
 }
@@ -257,8 +257,8 @@ mod tests {
         assert!(error == Errno::NOENT);
         assert_eq!(error.source().unwrap().to_string(), "no such object");
         assert!(Error::from(io::Error::other("a reset connection")) == Errno::IO);
-        let told = Error::new(Errno::UCLEAN, "a bad magic").level(Level::WARN);
-        let again = Error::from(io::Error::from(told.context("block 7")));
+        let damaged = Error::new(Errno::UCLEAN, "a bad magic").level(Level::WARN);
+        let again = Error::from(io::Error::from(damaged.context("block 7")));
         assert!(again == Errno::UCLEAN);
         assert_eq!(again.to_string(), "block 7: a bad magic");
     }
