@@ -56,14 +56,18 @@ where
         Self { fs, plan }
     }
 
-    /// The part of a read or write that is made.
-    fn part(&self, opcode: Opcode, node: Node, how: &IoHow, data: &Payload) -> Result<Payload> {
-        let range = how.offset..how.offset.saturating_add(data.len() as u64);
-        let most = (self.plan)(&Call {
+    fn ask(&self, opcode: Opcode, node: Node, range: Range<u64>) -> Result<usize> {
+        (self.plan)(&Call {
             opcode,
             node,
             range,
-        })?;
+        })
+    }
+
+    /// The part of a read or write that is made.
+    fn part(&self, opcode: Opcode, node: Node, how: &IoHow, data: &Payload) -> Result<Payload> {
+        let range = how.offset..how.offset.saturating_add(data.len() as u64);
+        let most = self.ask(opcode, node, range)?;
         Ok(data.slice(0..data.len().min(most)))
     }
 }
@@ -86,12 +90,7 @@ where
         node: Node,
         call: impl AsyncFnOnce(Node) -> Result<T>,
     ) -> Result<T> {
-        let range = 0..0;
-        (self.plan)(&Call {
-            opcode,
-            node,
-            range,
-        })?;
+        self.ask(opcode, node, 0..0)?;
         call(node).await
     }
 
