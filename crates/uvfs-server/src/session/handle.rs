@@ -45,12 +45,12 @@ impl SessionHandle for Handle {
     }
 
     fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
+        let device = self.device()?;
         let coherence = self.coherence.upgrade().ok_or(Errno::NODEV)?;
         if !coherence.pass(node.0) {
             return Err(Errno::BUSY.into());
         }
-        crate::mount::backing_open(self.device()?.as_fd(), file)
-            .inspect_err(|_| coherence.passed(node.0))
+        crate::mount::backing_open(device.as_fd(), file).inspect_err(|_| coherence.passed(node.0))
     }
 
     fn unregister_backing(&self, node: Node, id: i32) {
