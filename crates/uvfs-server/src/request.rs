@@ -111,14 +111,7 @@ impl<'a> Request<'a> {
         let mut cx = message.context();
         let mut data = Payload::default();
         let operation = match Opcode::try_from(message.header.opcode) {
-            Ok(Opcode::Write) => {
-                let mut arg = write(message, &mut data)?;
-                if matches!(origin, Origin::Kernel) {
-                    // It means nothing there: what the session asks for goes for all of the kernel's.
-                    arg.write_flags &= !abi::WriteFlags::DONTCACHE.bits();
-                }
-                Operation::Write(arg)
-            }
+            Ok(Opcode::Write) => Operation::Write(write(message, &mut data)?),
             Ok(Opcode::NotifyReply) => Operation::NotifyReply(notify_reply(message, &mut data)?),
             _ => {
                 let op = message.structure();
@@ -128,13 +121,7 @@ impl<'a> Request<'a> {
                     error.errno()
                 })?;
                 cx.group = parsed.supp_groups.iter().next();
-                match (parsed.operation, &origin) {
-                    (Operation::Read(mut arg), Origin::Kernel) => {
-                        arg.read_flags &= !abi::ReadFlags::DONTCACHE.bits();
-                        Operation::Read(arg)
-                    }
-                    (operation, _) => operation,
-                }
+                parsed.operation
             }
         };
         Ok(Self {

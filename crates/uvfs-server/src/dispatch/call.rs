@@ -24,8 +24,8 @@ pub const CONTROL_XATTR: &str = "user.uvfs.control";
 pub const SOCKET_XATTR: &str = "user.uvfs.socket";
 
 /// The two ways of lseek(2) that the kernel can't answer by itself.
-const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
-const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
+pub(crate) const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
+pub(crate) const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
 
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
@@ -49,8 +49,10 @@ impl<F: FileSystem> Call<'_, F> {
         Node(self.request.node)
     }
 
-    /// Whether a read or write is to leave nothing in the store's cache: all of the session's, or one that asks for it.
+    /// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those of our own
+    /// clients that ask for it. The flag means nothing in a request of the kernel.
     fn uncached(&self, asked: bool) -> bool {
+        let asked = asked && matches!(self.request.origin, Origin::Client(_));
         (self.session.options.uncached || asked) && self.session.takes_uncached()
     }
 
