@@ -15,6 +15,7 @@ use crate::request::Request;
 use crate::session::Session;
 use call::Call;
 pub use call::{CONTROL_XATTR, SOCKET_XATTR};
+pub(crate) use call::{SEEK_DATA, SEEK_HOLE};
 use listing::listing;
 pub(crate) use wire::entry_out;
 use wire::{attr_out, set_attr, sized};

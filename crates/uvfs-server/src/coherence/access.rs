@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use uvfs_proto::abi::{self, SetattrValid};
 use uvfs_proto::request::Operation;
 
+use crate::fs::IOC_WRITE;
 use crate::lease::Access::{self, Change, Direct, Look};
 
 /// The part of a node that a request looks at or changes.
@@ -117,7 +118,7 @@ impl<'a> AccessSet<'a> {
             }
             Setxattr(..) | Removexattr(_) => Self::uses(&[(node, Change, Part::Attributes)]),
             // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
-            Ioctl(arg, _) if arg.cmd >> 30 & 1 != 0 => {
+            Ioctl(arg, _) if arg.cmd & IOC_WRITE != 0 => {
                 Self::uses(&[(node, Change, Part::Attributes)])
             }
             Open(arg) => Self::opens(node, &arg),

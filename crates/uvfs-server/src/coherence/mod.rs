@@ -450,8 +450,8 @@ impl Coherence {
     }
 
     /// After a request's handler: tells the kernel what a client has changed, and corrects what in the reply may be old.
-    /// `grown` is a node whose file a client has made longer, maybe, and how long that is at least. Gives the node of a client's reply whose
-    /// attributes may be another holder's to change: they have to be asked for, see
+    /// `grown` is a node whose file a client has made longer, maybe, and how long that is at least. Gives the node of a
+    /// client's reply whose attributes may be another holder's to change: they have to be asked for, see
     /// [`Coherence::looks`].
     pub(crate) async fn end<F: FileSystem>(
         &self,

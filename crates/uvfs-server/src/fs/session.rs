@@ -3,16 +3,17 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use rustix::io::Errno;
+
 use super::{HostChange, Node};
 use crate::notify::Notifier;
-use rustix::io::Errno;
 
 /// Says how long a file is, if that is known at once.
 pub type Sizes = dyn Fn(Node) -> Option<u64> + Send + Sync;
 
-/// The session of a file system, which [`FileSystem::init`](super::FileSystem::init) gets: for all that a file system does beside answering
-/// requests. From any thread, and for as long as the file system likes: it does not keep the session alive, and once
-/// that has ended nothing happens, or the error is ENODEV.
+/// The session of a file system, which [`FileSystem::init`](super::FileSystem::init) gets: for all that a file system
+/// does beside answering requests. From any thread, and for as long as the file system likes: it does not keep the
+/// session alive, and once that has ended nothing happens, or the error is ENODEV.
 ///
 /// A test of a file system implements this with what it wants to see. `()` is no session at all.
 ///

@@ -10,7 +10,7 @@ use uvfs_proto::request::Operation;
 use zerocopy::IntoBytes;
 
 use crate::coherence::Since;
-use crate::dispatch;
+use crate::dispatch::{self, SEEK_DATA, SEEK_HOLE};
 use crate::fs::{Errno, FileSystem, Handle, IOC_WRITE, Node, OFlags};
 use crate::reply::{Body, OpenReply, Outcome, Reply};
 use crate::request::Request;
@@ -67,9 +67,7 @@ pub(super) async fn answer<F: FileSystem>(session: &Session<F>, request: &Reques
         Operation::Lseek(arg) if coherence.may_be_dirty(node) => {
             Box::pin(seek_written(session, request, arg)).await
         }
-        Operation::Setattr(_) if request.sets_size() => {
-            Box::pin(coherence.in_turn(node, dispatch::answer(session, request))).await
-        }
+        Operation::Setattr(_) => super::in_turn(session, request).await,
         Operation::Setxattr(_, name, _) | Operation::Removexattr(name) => {
             let outcome = dispatch::answer(session, request).await;
             if outcome.is_ok() && is_part_of_mode(name) {
@@ -141,8 +139,6 @@ async fn seek_written<F: FileSystem>(
     request: &Request<'_>,
     arg: &abi::LseekIn,
 ) -> Outcome {
-    const DATA: u32 = libc::SEEK_DATA as u32;
-    const HOLE: u32 = libc::SEEK_HOLE as u32;
     let seek = async |offset, whence| {
         let arg = abi::LseekIn {
             offset,
@@ -159,8 +155,8 @@ async fn seek_written<F: FileSystem>(
         let found = seek(arg.offset, arg.whence).await;
         // The hole that the answer goes by; one without an end goes on behind the end of the file.
         let (begin, end) = match (arg.whence, found) {
-            (DATA, Ok(data)) => (arg.offset, Some(data)),
-            (HOLE, Ok(hole)) => (hole, seek(hole, DATA).await.ok()),
+            (SEEK_DATA, Ok(data)) => (arg.offset, Some(data)),
+            (SEEK_HOLE, Ok(hole)) => (hole, seek(hole, SEEK_DATA).await.ok()),
             (_, Err(Errno::NXIO)) => (arg.offset, None),
             _ => (u64::MAX, None),
         };

@@ -5,12 +5,12 @@
 use std::pin::pin;
 
 use rustix::io::Result;
-use uvfs_proto::abi::{self, SetattrValid};
+use uvfs_proto::abi;
 use uvfs_proto::request::Operation;
 
 use super::kernel;
 use crate::coherence::AccessSet;
-use crate::dispatch::{self, attributes};
+use crate::dispatch::attributes;
 use crate::fs::{Errno, FileSystem, Origin};
 use crate::reply::{OpenReply, Outcome, Reply};
 use crate::request::Request;
@@ -39,7 +39,7 @@ async fn under_leases<F: FileSystem>(
     let (mut outcome, grown) = match request.origin {
         Origin::Kernel => (pin!(kernel::answer(session, request)).await, None),
         Origin::Client(_) => {
-            let outcome = pin!(clients(session, request)).await;
+            let outcome = pin!(super::in_turn(session, request)).await;
             let grown = Box::pin(grown(session, request, &outcome)).await;
             (outcome, grown)
         }
@@ -63,15 +63,6 @@ async fn under_leases<F: FileSystem>(
     outcome
 }
 
-/// Calls the handler of a client's request.
-async fn clients<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
-    let handler = dispatch::answer(session, request);
-    match request.sets_size() {
-        true => Box::pin(session.coherence.in_turn(request.node, handler)).await,
-        false => handler.await,
-    }
-}
-
 /// A node whose file a client's request has made longer, maybe, and how long that is now at least. Nothing where the
 /// kernel does not know the node.
 async fn grown<F: FileSystem>(
@@ -93,13 +84,7 @@ async fn grown<F: FileSystem>(
             let end = arg.offset.saturating_add(arg.length);
             (request.node, Some(end))
         }
-        (Operation::Setattr(arg), _) => {
-            let valid = SetattrValid::from_bits_retain(arg.valid);
-            if !valid.contains(SetattrValid::SIZE) {
-                return None;
-            }
-            (request.node, Some(arg.size))
-        }
+        (Operation::Setattr(arg), _) if request.sets_size() => (request.node, Some(arg.size)),
         (Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg), _) => {
             (arg.nodeid_out, None)
         }

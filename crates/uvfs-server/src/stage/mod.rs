@@ -9,8 +9,8 @@
 //! - *tracked*: there are clients. Requests wait for leases (`leases.rs`).
 //!
 //! The first client, and the first report, change the stage while requests are under way. Each request of the kernel's
-//! that could give the kernel something, or change something, is counted by its queue before it looks at the stage, and
-//! until it has ended. Both are in one order for all threads (SeqCst). So the thread that changes the stage either sees the count,
+//! that changes something, or answers with a new node, is counted by its queue before it looks at the stage, and until it
+//! has ended. Both are in one order for all threads (SeqCst). So the thread that changes the stage either sees the count,
 //! and grants no lease until it is gone; or the request sees the new stage. A plain request looks once more at its end: if
 //! the stage has changed meanwhile, its answer is treated as one that is as old as the mount. What was answered before
 //! counts as given to the kernel (`KernelCache::assume_all`).
@@ -23,6 +23,7 @@ use std::pin::pin;
 use uvfs_proto::request::Operation;
 
 use crate::coherence::Since;
+use crate::dispatch;
 use crate::fs::{FileSystem, Origin};
 use crate::reply::Outcome;
 use crate::request::Request;
@@ -54,6 +55,15 @@ pub(crate) async fn answer<F: FileSystem>(
         }
     }
     pin!(leases::answer(session, request)).await
+}
+
+/// Calls the handler of a request; of one that sets a size, in turn with what the kernel is told of that file's size.
+async fn in_turn<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
+    let handler = dispatch::answer(session, request);
+    match request.sets_size() {
+        true => Box::pin(session.coherence.in_turn(request.node, handler)).await,
+        false => handler.await,
+    }
 }
 
 /// Whether a lease that is granted while the request is under way would be wrong: it changes something that may be
