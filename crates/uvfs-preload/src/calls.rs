@@ -269,7 +269,7 @@ pub(crate) fn ending() {
     aside(|| {
         aio::settle();
         import::flush();
-        report::end(import::stats, dispatch::reason());
+        report::end(import::stats, dispatch::reason);
     });
 }
 

@@ -187,7 +187,7 @@ pub(crate) fn returned(why: Why) {
 
 /// Prints, once, if this process used a mount; `stats` gives the statistics of its caches, and `reason` says why
 /// nothing is served any more.
-pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>, reason: Option<String>) {
+pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>, reason: impl FnOnce() -> Option<String>) {
     if !is_on() || STATE.done.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -199,7 +199,7 @@ pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>, reason: Option<String>) {
     }
     if let Some(left) = left_to_kernel(&STATE) {
         say(format_args!("uvfs run: {name}: {left}"));
-        if let Some(reason) = reason {
+        if let Some(reason) = reason() {
             say(format_args!(
                 "uvfs run: {name}: falls back to the kernel: {reason}"
             ));

@@ -16,7 +16,7 @@ const LIVES: i32 = -1;
 /// The C library has ended it. It ends the process by exit(3) then, with status 0.
 const BY_LIBRARY: i32 = 256;
 const NO_KEY: u32 = u32::MAX;
-/// How long one of this library's threads lives before and after it is counted, and how often to look meanwhile.
+/// How long to wait, at most, for threads of this library that begin or end and are not counted, and how often to look.
 #[cfg(target_arch = "x86_64")]
 const UNCOUNTED: Duration = Duration::from_millis(50);
 #[cfg(target_arch = "x86_64")]
@@ -91,14 +91,14 @@ pub(super) fn ends(status: c_int) {
     // SAFETY: no arguments.
     if super::threads::own() == unsafe { libc::getpid() } {
         // A thread of this library may live already, or still, without being counted.
-        let settles = |look| {
+        let looks = if import::any_session() { LOOKS } else { 1 };
+        let last = (0..looks).any(|look| {
             if look > 0 {
                 std::thread::sleep(UNCOUNTED / LOOKS);
             }
             is_last()
-        };
+        });
         // Else the status is that of a later one, which ends by the C library.
-        let last = (0..LOOKS).any(settles);
         main_ends(if last { status & 0xff } else { 0 });
     }
 }
@@ -161,8 +161,10 @@ fn is_over() -> bool {
 
 /// Whether one thread is there beside this library's.
 fn is_last() -> bool {
-    let own = STATE.last.own.load(Ordering::SeqCst);
-    tasks() == Some(1 + own)
+    let own = || STATE.last.own.load(Ordering::SeqCst);
+    let before = own();
+    // One of this library's that ended meanwhile would hide a thread of the program.
+    tasks() == Some(1 + before) && own() == before
 }
 
 /// The number of threads: the links of their directory, without a look at each.
