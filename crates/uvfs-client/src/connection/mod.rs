@@ -129,7 +129,8 @@ struct Inner {
     stop: AtomicBool,
 }
 
-/// What a connection tells the cache above it.
+/// The cache above a connection, as far as the connection knows it: it takes recalls and reattachments, and gives the
+/// statistics.
 pub(crate) trait Events: Send + Sync {
     /// The server wants a lease back. Comes from a thread of its own, and may block.
     fn recalled(&self, recall: Recall);
@@ -485,10 +486,10 @@ impl Connection {
     }
 
     /// A call whose reply may be long; it comes back copied.
-    fn call_long(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8]) -> Reply {
+    fn call_long(&self, opcode: Opcode, node: NodeId, op: &[u8], names: &[&OsStr]) -> Reply {
         let channel = self.living()?;
         let node = self.node(&channel, node)?;
-        self.call_long_at(&channel, opcode, node, op, inline)
+        self.call_long_at(&channel, opcode, node, op, &joined(names)?)
     }
 
     fn call_long_at(

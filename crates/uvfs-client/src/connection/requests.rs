@@ -391,8 +391,7 @@ impl Connection {
         // Without SETXATTR_EXT, which this session does not negotiate, the structure is short.
         let mut op = (value.len() as u32).to_ne_bytes().to_vec();
         op.extend_from_slice(&flags.bits().to_ne_bytes());
-        let mut inline = name.as_bytes().to_vec();
-        inline.push(0);
+        let mut inline = joined(&[name])?;
         inline.extend_from_slice(value);
         if inline.len() > INLINE_SIZE {
             return Err(Errno::TOOBIG);
@@ -410,9 +409,7 @@ impl Connection {
             size: LISTING as u32,
             padding: 0,
         };
-        let mut inline = name.as_bytes().to_vec();
-        inline.push(0);
-        self.call_long(Opcode::Getxattr, node, op.as_bytes(), &inline)
+        self.call_long(Opcode::Getxattr, node, op.as_bytes(), &[name])
     }
 
     /// All attribute names.
@@ -431,6 +428,7 @@ impl Connection {
     pub fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
         self.call(Opcode::Removexattr, node, &[], &[name]).map(drop)
     }
+
     /// A call on an open file; `op` makes its structure of the handle's number at the server.
     fn call_open<T: IntoBytes + Immutable>(
         &self,
