@@ -74,7 +74,7 @@ pub struct TargetReport {
     pub command: Vec<String>,
     #[serde(default)]
     pub error: Option<String>,
-    /// What else a [`Target`] of this kind has.
+    /// The fields that a [`Target`] has for its kind alone.
     #[serde(flatten)]
     more: Map<String, Value>,
 }

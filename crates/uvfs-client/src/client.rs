@@ -205,17 +205,15 @@ impl Client {
 
     /// The attributes of what was found.
     fn attr(&self, found: &Walked) -> io::Result<Attr> {
-        let node = found.node;
         match found.attr {
-            Some(attr) => Ok(self.overlay(&Entry { node, attr })),
-            None => self.server().getattr(node),
+            Some(attr) => Ok(self.overlay(found.node, attr)),
+            None => self.server().getattr(found.node),
         }
     }
 
     /// The attributes, with those that the cache knows better than the server.
-    fn overlay(&self, entry: &Entry) -> Attr {
-        let mut attr = entry.attr;
-        if let Some(inode) = self.0.cache.find(entry.node) {
+    fn overlay(&self, node: NodeId, mut attr: Attr) -> Attr {
+        if let Some(inode) = self.0.cache.find(node) {
             match inode.known_size() {
                 Some(size) => attr.size = size,
                 // A recall may have been answered since the lookup.
@@ -443,7 +441,7 @@ impl Client {
             }
         }
         let attr = self.server().setattr(node, &rest)?;
-        Ok(self.overlay(&Entry { node, attr }))
+        Ok(self.overlay(node, attr))
     }
 
     /// Makes a file, fifo, socket or device, as mknod(2): `mode` with the type, `rdev` the number

@@ -30,9 +30,9 @@ pub struct Error {
 
 #[derive(Default)]
 struct Context {
-    /// What, and on what.
+    /// The call ("opening"), and the file that it was for.
     doing: Option<(&'static str, Box<Path>)>,
-    /// What the errno alone does not tell.
+    /// The underlying error or message: it is shown in place of the errno's text.
     cause: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 

@@ -1,7 +1,8 @@
 //! Files with a page cache in user space.
 //!
-//! A [`Client`] speaks to a uvfs server over a [`Connection`]: a queue pair in shared memory. Its [`File`]s are read and written through the page [`cache`]: buffered, uncached ([`Flags::DONTCACHE`]) or
-//! direct ([`Flags::DIRECT`]), per call.
+//! A [`Client`] speaks to a uvfs server over a [`Connection`]: a queue pair in shared memory. Its [`File`]s are read
+//! and written through the page cache: buffered, uncached ([`Flags::DONTCACHE`]) or direct ([`Flags::DIRECT`]), per
+//! call.
 //!
 //! A server is reached through its socket, [`Connection::connect`]; or it is in the same program, with
 //! a file system that is a value of it:

@@ -28,7 +28,7 @@ pub(crate) trait Step<T>: Send {
 #[must_use = "a submitted call tells its result here"]
 pub struct Pending<T> {
     file: File,
-    /// What the call does, for its error.
+    /// The word that an error of this call begins with, such as "reading".
     doing: &'static str,
     ready: Option<io::Result<T>>,
     step: Option<Box<dyn Step<T>>>,

@@ -7,7 +7,7 @@ use rustix::fs::XattrFlags;
 use super::File;
 use crate::error::{Doing, Result};
 
-/// What a call that failed was doing.
+/// The words that errors of these calls begin with, before the file: see [`Doing::doing`].
 const SETTING: &str = "setting an attribute of";
 const READING: &str = "reading attributes of";
 

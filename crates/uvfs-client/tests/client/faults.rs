@@ -102,11 +102,10 @@ impl Load<'_> {
     /// An error is the one that was made.
     fn told<T>(&mut self, what: &str, done: uvfs_client::Result<T>) -> uvfs_client::Result<T> {
         if let Err(error) = &done {
-            let code = Some(error.errno().raw_os_error());
+            let code = error.errno().raw_os_error();
             // A file that could not be made is not there later.
-            let missing =
-                self.errors > 0 && [Some(libc::ENOENT), Some(libc::ENODATA)].contains(&code);
-            assert!(code == Some(self.errno) || missing, "{what}: {error}");
+            let missing = self.errors > 0 && [libc::ENOENT, libc::ENODATA].contains(&code);
+            assert!(code == self.errno || missing, "{what}: {error}");
             self.errors += 1;
         }
         done
