@@ -48,7 +48,7 @@ impl Block {
         }
     }
 
-    /// Says that a cache's verifier found the block sound when it was read.
+    /// The same block, whose checksum is not to be computed: a cache's verifier has, or a repair does without it.
     pub(crate) fn verified(mut self) -> Block {
         self.verified = true;
         self

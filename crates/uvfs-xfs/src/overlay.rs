@@ -55,7 +55,9 @@ struct Sectors {
 impl Sectors {
     fn put(&mut self, at: u64, bytes: &[u8; SECTOR]) {
         let full = self.map.len() as u64 - u64::from(self.spilled) >= self.room;
-        let changed = match self.map.get(&at) {
+        // With room, and nothing spilled, it makes no difference what is there.
+        let old = (full || self.spilled > 0).then(|| self.map.get(&at));
+        let changed = match old.flatten() {
             Some(Sector::Spilled(place)) => self.spill(*place, bytes),
             None if full => self.spill(self.spilled, bytes),
             _ => None,
@@ -124,7 +126,7 @@ pub(crate) type Fetched = HashMap<u64, Vec<u8>>;
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
     sectors: RwLock<Sectors>,
-    /// The sectors are those that were read, and further ones are added.
+    /// Sectors that are read are kept here, until they are too many.
     remembers: AtomicBool,
     /// Blocks that were read ahead of their use.
     ahead: Mutex<Fetched>,
@@ -327,7 +329,7 @@ impl Blocks for Overlay {
 struct OverlayStream<'a> {
     stream: Box<dyn Stream + 'a>,
     overlay: &'a Overlay,
-    /// Those, which were read at once.
+    /// Reads of ranges that the overlay has a part of: they were done at once.
     here: VecDeque<(u64, io::Result<Block>)>,
 }
 
@@ -338,10 +340,11 @@ impl Stream for OverlayStream<'_> {
 
     fn start(&mut self, offset: u64, len: usize) -> bool {
         let sectors = self.overlay.sectors.read().expect("no holder panics");
-        if sectors.range(offset, len).next().is_none() {
+        let has_part = sectors.range(offset, len).next().is_some();
+        drop(sectors);
+        if !has_part {
             return self.stream.start(offset, len);
         }
-        drop(sectors);
         let mut bytes = vec![0; len];
         let read = self.overlay.read_data(offset, &mut bytes);
         let block = read.map(|()| Block::new(bytes));

@@ -33,6 +33,7 @@ impl DeviceBlocks {
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
+        // An engine of this kind may be refused, and `best` then tries the next.
         blocks.open(None)?;
         Ok(blocks)
     }

@@ -75,12 +75,9 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
                 let Some(d) = report.sound(place, check_dquot(record, &ident)) else {
                     continue;
                 };
-                report.same(
-                    place,
-                    format!("d_id of record {i}"),
-                    id,
-                    u64::from(d.id.get()),
-                );
+                if u64::from(d.id.get()) != id {
+                    report.differ(place, format!("d_id of record {i}"), id, d.id.get());
+                }
                 if d.r#type & !DQTYPE_BIGTIME != want {
                     report.differ(place, format!("d_type of record {i}"), want, d.r#type);
                 }

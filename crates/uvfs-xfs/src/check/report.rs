@@ -111,7 +111,7 @@ impl Report {
     pub fn same<T: PartialEq + Display>(
         &self,
         place: Place,
-        field: impl Into<Cow<'static, str>>,
+        field: &'static str,
         expected: T,
         found: T,
     ) {
@@ -144,7 +144,7 @@ impl Report {
         self.add(place, problem.into());
     }
 
-    /// What passed its check; of what failed it, the fault is noted.
+    /// Notes the fault of a structure that failed its check; gives one that passed.
     pub fn sound<T>(&self, place: Place, checked: Result<T, Fault>) -> Option<T> {
         checked.map_err(|fault| self.bad(place, fault)).ok()
     }

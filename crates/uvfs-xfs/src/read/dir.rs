@@ -131,13 +131,12 @@ impl Volume {
             if offset < header || (only.is_some() && db != 0) {
                 return Err(fault());
             }
-            let read = |only: Option<&Block>| match only {
-                Some(block) => Ok(block.clone()),
+            let block = match only {
+                Some(block) => block.clone(),
                 None => self
                     .dir_data_block(dir, db)?
-                    .ok_or_else(|| hole(dir, DATA, db)),
+                    .ok_or_else(|| hole(dir, DATA, db))?,
             };
-            let block = read(only)?;
             let bad = |f| dir.fault(DATA, f);
             let end = data_end(&block, g.features.crc).map_err(bad)?;
             let (_, entry) = data_record(&block, offset, end, db, g, true).map_err(bad)?;

@@ -195,7 +195,7 @@ impl Visitor for ForkReader<'_, '_> {
         let g = &self.m.g;
         let bytes = self.m.disk.get(g.daddr(a) << 9, g.block_size as usize)?;
         // A block that only has a wrong checksum is believed, as far as its extents make sense.
-        Ok(Block::new(summed(&bytes, BTREE_LONG_CRC_OFFSET)))
+        Ok(Block::new(bytes).verified())
     }
 
     fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {

@@ -39,53 +39,53 @@ pub(crate) enum Quick {
     Not(Option<CheckOutcome>),
 }
 
-/// Checks the file system, and mends it if that is quickly done. `disk` is that of `m`.
+/// Checks the file system, and repairs it if that is quickly done. `disk` is that of `m`.
 pub(crate) fn mend(
     m: &mut Mend<'_>,
     disk: &Arc<Overlay>,
     options: &CheckOptions,
     progress: &CheckProgress,
 ) -> Result<Quick> {
-    let mut told = RepairOutcome::default();
+    let mut out = RepairOutcome::default();
     let (mut outcome, mut kept) = check::keeping(disk.clone(), options, progress, true)?;
-    (told.found, told.found_count) = (outcome.findings.clone(), outcome.count);
+    (out.found, out.found_count) = (outcome.findings.clone(), outcome.count);
     let trees = kept.take_if(|k| k.stopped);
     if let Some(trees) = &trees {
-        told.rounds += 1;
+        out.rounds += 1;
         if !inode_trees(m, trees, &outcome) {
             return Ok(Quick::Not(None));
         }
         (outcome, kept) = check::keeping(disk.clone(), options, progress, false)?;
         // The blocks of the old trees are not found, but left.
         let new = outcome.findings.iter().filter(|f| !is_lost_space(f));
-        told.found.extend(new.cloned());
+        out.found.extend(new.cloned());
         let lost = outcome.findings.iter().filter(|f| is_lost_space(f)).count();
-        told.found_count += outcome.count - lost as u64;
+        out.found_count += outcome.count - lost as u64;
     }
-    told.inodes = outcome.inodes;
+    out.inodes = outcome.inodes;
     if outcome.count == 0 {
-        return Ok(Quick::Mended(told));
+        return Ok(Quick::Mended(out));
     }
-    told.rounds += 1;
+    out.rounds += 1;
     if local::mend(m, &outcome.findings, outcome.count, outcome.late) {
-        return Ok(Quick::Mended(told));
+        return Ok(Quick::Mended(out));
     }
     let is_mended = match kept {
         Some(kept) if is_simple(&kept, &outcome) => directories(m, kept, &outcome),
         _ => false,
     };
     Ok(match is_mended {
-        true => Quick::Mended(told),
+        true => Quick::Mended(out),
         false => Quick::Not(Some(outcome).filter(|_| trees.is_none())),
     })
 }
 
-/// Whether blocks have no owner.
+/// Whether a finding is about blocks without an owner.
 fn is_lost_space(f: &Finding) -> bool {
     matches!(f.problem, Problem::Unowned(_))
 }
 
-/// Groups whose free space has to be told anew.
+/// Groups whose free space has to be counted anew.
 fn space_of(outcome: &CheckOutcome) -> BTreeSet<u32> {
     let places = outcome.findings.iter().map(|f| f.place);
     let about = places.filter(|p| p.inode.is_none() && SPACE.contains(&p.what));

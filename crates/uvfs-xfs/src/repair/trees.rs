@@ -18,7 +18,7 @@ pub(crate) struct Walked {
 }
 
 impl Walked {
-    /// Whether nothing was in the way.
+    /// Whether the walk could follow all of the tree.
     pub fn is_whole(&self) -> bool {
         self.gaps.is_empty()
     }

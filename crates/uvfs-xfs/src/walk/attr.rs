@@ -18,7 +18,7 @@ pub(crate) struct Stored<'a> {
 }
 
 impl Stored<'_> {
-    /// Whether programs see it.
+    /// Whether programs see the attribute.
     pub(crate) fn visible(&self) -> bool {
         self.flags & (ATTR_INCOMPLETE | ATTR_PARENT) == 0
             && self.flags & ATTR_NSP_MASK != ATTR_ROOT | ATTR_SECURE

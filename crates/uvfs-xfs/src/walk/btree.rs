@@ -119,10 +119,6 @@ impl fmt::Display for Field {
 
 /// Reads the blocks of a tree, and is given what is in it.
 pub(crate) trait Visitor {
-    /// Whether to look for blocks that the tree leads to twice. Without that, a range that begins at what was passed
-    /// bounds the walk.
-    const ONCE: bool = true;
-
     /// Reads a block.
     fn read(&mut self, a: AgBlock) -> io::Result<Block>;
 
@@ -136,12 +132,13 @@ pub(crate) trait Visitor {
         let _ = (mark, blocks);
     }
 
-    /// The keys that are still of interest; `None` for all.
+    /// The keys that are still of interest; `None` for all. Only a walk of all looks for blocks that the tree leads to
+    /// twice.
     fn range(&self) -> Option<Range<u64>> {
         None
     }
 
-    /// What there is below this key was visited.
+    /// The walk is done with all keys below this one.
     fn passed(&mut self, key: u64) {
         let _ = key;
     }
@@ -306,7 +303,8 @@ impl<'w, V: Visitor> Walk<'w, V> {
             self.lost(Some(at), keys, Fault::field("block pointer", expected, at));
             return None;
         };
-        if V::ONCE && !self.seen.insert(at) {
+        // A range that begins at what was passed bounds the walk anyway.
+        if self.visitor.range().is_none() && !self.seen.insert(at) {
             let expected = "a block that no other pointer leads to";
             self.lost(Some(at), keys, Fault::field("block pointer", expected, at));
             return None;
@@ -343,7 +341,7 @@ impl<'w, V: Visitor> Walk<'w, V> {
         if self.stopped {
             return None;
         }
-        // The check of the head has seen that they fit.
+        // The check of the head has made sure that the records fit.
         let (tree, start) = (self.tree, self.tree.header_len(crc));
         if level == 0 {
             let len = tree.record_len();
@@ -355,6 +353,7 @@ impl<'w, V: Visitor> Walk<'w, V> {
             };
             return Some((key(tree, bytes.get(..len)?, true), high));
         }
+        let block = &block[..];
         self.children(Some(at), level, n, keys, &|i| {
             let bytes = &block[start + i * tree.key_len()..];
             let high = match tree {
@@ -363,8 +362,8 @@ impl<'w, V: Visitor> Walk<'w, V> {
             };
             let ptr_at = tree.ptr_offset(block.len(), crc, i);
             let ptr = match tree {
-                Btree::Bmap => long(&block, ptr_at),
-                _ => word(&block, ptr_at),
+                Btree::Bmap => long(block, ptr_at),
+                _ => word(block, ptr_at),
             };
             (key(tree, bytes, false), high, ptr)
         })

@@ -23,7 +23,7 @@ pub(super) fn walk<R: Layout>(
     agno: u32,
     tree: Btree,
     root: (u32, u32),
-    visit: &mut dyn FnMut(Place, usize, &R),
+    visit: &mut impl FnMut(Place, usize, &R),
 ) -> AgTreeResult {
     let mut blocks = 0;
     let mut check = TreeCheck {

@@ -167,12 +167,10 @@ impl DirCheck<'_, '_> {
                 }
                 _ => NULLDATAOFF,
             };
-            self.ctx.report.same(
-                place,
-                format!("free index for directory block {db}"),
-                actual,
-                *best,
-            );
+            if actual != *best {
+                let field = format!("free index for directory block {db}");
+                self.ctx.report.differ(place, field, actual, *best);
+            }
         }
     }
 

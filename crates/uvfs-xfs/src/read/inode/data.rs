@@ -77,8 +77,6 @@ impl MapWalk<'_> {
 }
 
 impl Visitor for MapWalk<'_> {
-    const ONCE: bool = false;
-
     fn read(&mut self, a: AgBlock) -> io::Result<Block> {
         let g = self.volume.geometry();
         let extent = DiskExtent {
