@@ -207,15 +207,11 @@ fn report(bench: BenchName, args: &Args, scratch: &ScratchDir) -> Result<(Report
 
 /// The page while it has no name yet, so that an interrupted run leaves none behind.
 fn page_file(path: &Path) -> Result<NamedTempFile> {
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
     // The umask takes its part from it.
     tempfile::Builder::new()
         .prefix(".uvfs-report.")
         .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(parent)
+        .tempfile_in(uvfs_sys::directory_of(path))
         .context(|| path.display().to_string())
 }
 

@@ -7,6 +7,7 @@ pub mod mountinfo;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// fchmodat2(2), since Linux 6.6; the number is the same on every architecture.
@@ -51,6 +52,15 @@ pub fn whole_file(kind: i32) -> libc::flock {
         l_start: 0,
         l_len: 0,
         l_pid: 0,
+    }
+}
+
+/// The directory that a name is in.
+pub fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
     }
 }
 

@@ -114,20 +114,11 @@ pub fn maker(image: &Path, scratch: &Path) {
     confine(kept, &files, &[BASE, RINGS, MAKING]);
 }
 
-/// The directory that a name is in.
-pub fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => path,
-    }
-}
-
 /// For a command that copies out of an image: into a directory, or to what is not there yet.
 pub fn copier(destination: &Path, engine: EngineKind) {
     let directory = match destination.is_dir() {
         true => destination,
-        false => directory_of(destination),
+        false => uvfs_sys::directory_of(destination),
     };
     let files = Files {
         copies: Some(directory.to_owned()),

@@ -221,7 +221,7 @@ fn scratch(image: &Path) -> PathBuf {
         .is_ok_and(|it| it.file_type().is_block_device());
     match is_device {
         true => std::env::temp_dir(),
-        false => confine::directory_of(image).to_owned(),
+        false => uvfs_sys::directory_of(image).to_owned(),
     }
 }
 

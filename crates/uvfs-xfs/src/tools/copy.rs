@@ -95,10 +95,7 @@ pub fn copy_out(
             copy.contents(fd, PathBuf::new(), inode, false);
         }
         (Err(rustix::io::Errno::NOENT), _) => {
-            let parent = match to.parent() {
-                Some(p) if !p.as_os_str().is_empty() => p,
-                _ => Path::new("."),
-            };
+            let parent = uvfs_sys::directory_of(to);
             let Some(last) = to.file_name() else {
                 return Err(failed(to, rustix::io::Errno::NOENT));
             };
