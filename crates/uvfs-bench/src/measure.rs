@@ -18,7 +18,7 @@ pub struct Measured {
     pub seconds: f64,
     /// CPU time of the client, in seconds.
     pub cpu_seconds: f64,
-    /// MiB of memory that it had at most, where that is measured.
+    /// MiB of memory that the program had at most, where that is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<f64>,
     /// MiB that came from the device, where that is measured.

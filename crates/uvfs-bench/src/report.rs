@@ -37,7 +37,7 @@ JSON (--json), one object on standard output:
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
     memory_mib, read_mib
-                MiB of memory that it had at most, and MiB that came from the device, where that was
+                MiB of memory that the program had at most, and MiB that came from the device, where that was
                 measured: median, min, max
     latency_us, latency_p99_us
                 microseconds of an operation, where they were measured: median, min, max over the
@@ -309,11 +309,9 @@ impl Report {
         ];
         for base in self.targets.iter().map(|target| target.name.clone()) {
             columns.push(Column::new(&format!("× {base}"), move |work, row| {
-                let is_base = row.ratio.get(&base);
-                Some(format!(
-                    "{:.2}",
-                    is_base.and(row.compared(work.unit, &base))?
-                ))
+                // Of a target that is no base there is no ratio.
+                row.ratio.get(&base)?;
+                Some(format!("{:.2}", row.compared(work.unit, &base)?))
             }));
         }
         columns.extend([
@@ -342,17 +340,19 @@ impl Report {
     /// A line for each work, with what `cell` gives for each target.
     fn across(&self, cell: impl Fn(&Work, &str) -> Option<String>) -> Vec<Vec<String>> {
         let targets = self.targets.iter();
-        let names: Vec<String> = targets.map(|target| target.name.clone()).collect();
-        let line = |work: &Work| {
-            let cells = names.iter().map(|name| cell(work, name));
-            let cells = cells.map(|cell| cell.unwrap_or("-".into()));
-            let head = [work.name.clone(), work.measure().into()].into_iter();
-            head.chain(cells).collect()
-        };
-        let lines = self.works.iter().map(line);
-        let heads = [String::new(), String::new()].into_iter();
-        let heads = [heads.chain(names.iter().cloned()).collect()].into_iter();
-        heads.chain(lines).collect()
+        let names: Vec<&str> = targets.map(|target| target.name.as_str()).collect();
+        let head = ["", ""].iter().chain(&names);
+        let mut lines = vec![head.map(ToString::to_string).collect()];
+        for work in &self.works {
+            let mut line: Vec<String> = vec![work.name.clone(), work.measure().into()];
+            line.extend(
+                names
+                    .iter()
+                    .map(|name| cell(work, name).unwrap_or("-".into())),
+            );
+            lines.push(line);
+        }
+        lines
     }
 
     /// The report for people: all figures; or, of many programs, their times and how these compare.
@@ -361,8 +361,7 @@ impl Report {
             "uvfs {} bench {}, Linux {}, {} CPUs\n",
             self.uvfs, self.bench, self.kernel, self.cpus
         );
-        let timed = self.works.iter().all(|work| work.unit == Unit::Run);
-        if timed && self.works.len() > self.targets.len() {
+        if self.bench == "programs" {
             let spread = |work: &Work, name: &str| {
                 let time = work.row(name)?.value(work.unit)?;
                 let [median, min, max] = [time.median, time.min, time.max].map(digits);

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{IsTerminal, stderr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,18 +32,20 @@ impl Progress {
         if !self.shown {
             return work();
         }
-        let (start, done) = (Instant::now(), AtomicBool::new(false));
+        let (start, line, far) = (Instant::now(), &self, &far);
         thread::scope(|scope| {
-            let watcher = scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
-                    self.say(format!("{} {} s", far(), start.elapsed().as_secs()));
-                    thread::park_timeout(Duration::from_millis(100));
+            // Dropped once the work has ended, by a panic too.
+            let (_working, done) = channel::<()>();
+            scope.spawn(move || {
+                loop {
+                    line.say(format!("{} {} s", far(), start.elapsed().as_secs()));
+                    let ended = done.recv_timeout(Duration::from_millis(100));
+                    if ended != Err(RecvTimeoutError::Timeout) {
+                        break;
+                    }
                 }
             });
-            let value = work();
-            done.store(true, Ordering::Relaxed);
-            watcher.thread().unpark();
-            value
+            work()
         })
     }
 }
