@@ -212,7 +212,7 @@ fn holes_are_made_and_found_and_data_is_copied() {
             let bad = fs
                 .fallocate(&ROOT_USER, Node(0), fh, 0, 0, FallocateFlags::empty())
                 .await;
-            assert!(bad.unwrap_err() == Errno::INVAL);
+            assert_eq!(bad.unwrap_err().errno(), Errno::INVAL);
             fs.syncfs(&ROOT_USER, ROOT).await.unwrap();
             let dir = fs
                 .opendir(&ROOT_USER, ROOT, &OpenHow::default())

@@ -235,7 +235,10 @@ fn random_damage() {
     let Some(image) = base() else { return };
     let mem = MemImage::load(&image.path()).unwrap();
     let regions = mutate::regions(&mem);
-    let count = std::env::var("UVFS_RANDOM").map_or(50, |n| n.parse().unwrap());
+    let count = std::env::var("UVFS_RANDOM")
+        .map_or(if uvfs_testing::full() { 100 } else { 50 }, |n| {
+            n.parse().unwrap()
+        });
     let before = files(&image.path());
     let next = AtomicUsize::new(0);
     let left = Mutex::new(Vec::new());

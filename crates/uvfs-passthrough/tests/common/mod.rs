@@ -36,7 +36,7 @@ pub const USER: Context = Context {
     group: None,
 };
 
-/// What tests compare.
+/// The result of a handler, its error as a number, which can be compared.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 /// Most handlers wait for nothing.
@@ -128,7 +128,7 @@ impl Served {
         Self::over(source, options, Arc::new(()))
     }
 
-    /// With a session.
+    /// Serves `source` over a session of the test's own.
     pub fn over(source: &Path, options: Options, session: Arc<dyn SessionHandle>) -> Self {
         let fs = Arc::new(Passthrough::open(source, options).unwrap());
         let served = Self {

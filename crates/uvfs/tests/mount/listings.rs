@@ -41,7 +41,7 @@ pub fn while_changed(dir: &Path, _: &str) -> String {
     let change = || {
         let begun = Instant::now();
         let mut at = 0;
-        while begun.elapsed() < Duration::from_millis(1500) {
+        while begun.elapsed() < Duration::from_millis(if full() { 4000 } else { 1500 }) {
             at += 1;
             let file = name(at * 7 % FILES);
             let mode = 0o400 | (at % 0o200) as u32;
