@@ -120,13 +120,13 @@ impl Pool {
 
 /// Pools of users, so that no user's calls wait for another's.
 pub struct PerUser {
-    /// Threads of each.
+    /// The most threads of a user's pool.
     most: usize,
     pools: Mutex<HashMap<u32, Arc<Pool>>>,
 }
 
 impl PerUser {
-    /// Of at most so many threads for each user.
+    /// Each user's pool has at most `most` threads.
     pub fn new(most: usize) -> Self {
         Self {
             most,

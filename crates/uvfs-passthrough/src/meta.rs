@@ -222,7 +222,7 @@ impl Source {
     /// file changes what the kernel does not look at: times by stores through a mapping, set-user-id and
     /// set-group-id by writes.
     ///
-    /// `to_kernel`: it is the kernel that is told, and checks its callers by these from now on.
+    /// `to_kernel`: the kernel is told, not a client. It checks its callers by these attributes from now on.
     fn tell(&self, inode: &Inode, st: &Statx, to_kernel: bool) -> Duration {
         let mut state = inode.state();
         if to_kernel {

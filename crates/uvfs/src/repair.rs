@@ -196,6 +196,7 @@ impl uvfs_xfs::repair::Sink for Nowhere {
     }
 }
 
+/// Findings or changes, as what is printed.
 fn all<T: Display>(list: &[T]) -> Vec<&dyn Display> {
     list.iter().map(|item| item as &dyn Display).collect()
 }

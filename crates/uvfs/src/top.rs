@@ -149,7 +149,7 @@ impl Screen {
         raw.make_raw();
         tcsetattr(std::io::stdin(), OptionalActions::Flush, &raw)?;
         let screen = Self(before);
-        // The last part has the terminal cut off lines that are too long.
+        // `?7l`: the terminal cuts off lines that are too long.
         std::io::stdout().write_all(b"\x1b[?1049h\x1b[?25l\x1b[?7l")?;
         Ok(screen)
     }

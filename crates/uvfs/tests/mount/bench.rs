@@ -139,7 +139,7 @@ fn a_side_on_which_a_program_fails_or_differs_is_named() {
     let server = format!("{} mount --foreground", env!("CARGO_BIN_EXE_uvfs"));
     let readonly = format!("readonly={server} -o ro {{source}} {{mountpoint}}");
     let other = format!(
-        "other=sh -ec 'cp -a $0 $0.new; head -c 99999 /dev/zero >$0.new/work/tree/new; \
+        "other=sh -ec 'cp -a $0 $0.new; (cd $0.new && head -c 99999 /dev/zero >work/tree/new); \
          exec {server} $0.new $1' {{source}} {{mountpoint}}"
     );
     let mut command = bench("programs", 1, &dir);

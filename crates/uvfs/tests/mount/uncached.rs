@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 /// Several times what the server lets the kernel keep.
 const SIZE: usize = 96 * MIB;
 
-/// The bytes of a block, which are those of all blocks from another place on.
+/// The bytes of block `n`: a window of one pattern, which begins elsewhere for each block.
 fn block(n: usize) -> &'static [u8] {
     static ALL: OnceLock<Vec<u8>> = OnceLock::new();
     let all = ALL.get_or_init(|| (0..MIB + 9 * 256).map(|i| (i / 9) as u8).collect());
