@@ -16,11 +16,6 @@ const LIVES: i32 = -1;
 /// The C library has ended it. It ends the process by exit(3) then, with status 0.
 const BY_LIBRARY: i32 = 256;
 const NO_KEY: u32 = u32::MAX;
-/// How long to wait, at most, for threads of this library that begin or end and are not counted, and how often to look.
-#[cfg(target_arch = "x86_64")]
-const UNCOUNTED: Duration = Duration::from_millis(50);
-#[cfg(target_arch = "x86_64")]
-const LOOKS: u32 = 20;
 
 /// The state of this module.
 pub(crate) struct Last {
@@ -88,17 +83,11 @@ unsafe extern "C" fn main_ended(_: *mut c_void) {
 /// The calling thread ends itself by the system call, with a status.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn ends(status: c_int) {
+    let own = super::threads::own();
     // SAFETY: no arguments.
-    if super::threads::own() == unsafe { libc::getpid() } {
-        // A thread of this library may live already, or still, without being counted.
-        let looks = if import::any_session() { LOOKS } else { 1 };
-        let last = (0..looks).any(|look| {
-            if look > 0 {
-                std::thread::sleep(UNCOUNTED / LOOKS);
-            }
-            is_last()
-        });
-        // Else the status is that of a later one, which ends by the C library.
+    if own == unsafe { libc::getpid() } {
+        // Beside a later one, which ends by the C library, the status is that one's.
+        let last = !STATE.threads.others(own);
         main_ends(if last { status & 0xff } else { 0 });
     }
 }

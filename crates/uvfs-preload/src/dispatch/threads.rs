@@ -6,25 +6,43 @@ use std::sync::atomic::{AtomicI32, Ordering};
 /// Threads that are known at a time. A process with more is not served.
 const MOST: usize = 1 << 12;
 
-/// The numbers of the threads that are armed; those of threads that have ended may stay for a while.
-pub(crate) struct Threads([AtomicI32; MOST]);
+pub(crate) struct Threads {
+    /// The numbers of the threads that are armed; those of threads that have ended may stay for a while.
+    armed: [AtomicI32; MOST],
+    /// Threads that are made and not armed yet.
+    begin: AtomicI32,
+}
 
 impl Threads {
     pub(super) const fn new() -> Self {
-        Self([const { AtomicI32::new(0) }; MOST])
+        Self {
+            armed: [const { AtomicI32::new(0) }; MOST],
+            begin: AtomicI32::new(0),
+        }
     }
 
     /// Whether a thread is armed.
     pub(super) fn has(&self, thread: c_int) -> bool {
-        self.0
+        self.armed
             .iter()
             .any(|slot| slot.load(Ordering::Acquire) == thread)
+    }
+
+    /// Whether a thread of the program lives beside `own`. All are armed where the dispatch sees their calls.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn others(&self, own: c_int) -> bool {
+        let begin = self.begin.load(Ordering::Acquire) > 0;
+        begin
+            || self.armed.iter().any(|slot| {
+                let thread = slot.load(Ordering::Acquire);
+                thread != 0 && thread != own && lives(thread)
+            })
     }
 
     /// A thread was armed.
     fn add(&self, thread: c_int) {
         let take = |free: &dyn Fn(c_int) -> bool| {
-            self.0.iter().any(|slot| {
+            self.armed.iter().any(|slot| {
                 let now = slot.load(Ordering::Relaxed);
                 let order = Ordering::AcqRel;
                 free(now) && (slot.compare_exchange(now, thread, order, Ordering::Relaxed)).is_ok()
@@ -37,7 +55,7 @@ impl Threads {
     /// A thread is not armed any more.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn remove(&self, thread: c_int) {
-        for slot in &self.0 {
+        for slot in &self.armed {
             let order = Ordering::AcqRel;
             let _ = slot.compare_exchange(thread, 0, order, Ordering::Relaxed);
         }
@@ -45,7 +63,8 @@ impl Threads {
 
     /// In a child process: they are the parent's.
     pub(super) fn forget(&self) {
-        for slot in &self.0 {
+        self.begin.store(0, Ordering::Relaxed);
+        for slot in &self.armed {
             if slot.load(Ordering::Relaxed) != 0 {
                 slot.store(0, Ordering::Relaxed);
             }
@@ -81,6 +100,7 @@ pub(super) fn arm() -> Result<(), super::Why> {
 #[cfg(not(test))]
 mod exported {
     use std::ffi::{CStr, c_int, c_void};
+    use std::sync::atomic::Ordering;
 
     use libc::{pthread_attr_t, pthread_t};
 
@@ -119,6 +139,7 @@ mod exported {
         if super::super::mode() < super::super::LEAVING && super::arm().is_err() {
             super::super::fall_back(super::super::Why::Unsupported);
         }
+        (super::super::STATE.threads.begin).fetch_sub(1, Ordering::Release);
         // SAFETY: of `begin_with` below, for this thread alone.
         *unsafe { Box::from_raw(begin.cast::<Begin>()) }
     }
@@ -143,17 +164,21 @@ mod exported {
         argument: *mut c_void,
         create: impl FnOnce(Start, *mut c_void) -> c_int,
     ) -> c_int {
-        let body = match is_inside() {
+        let own = is_inside();
+        let body = match own {
             true => work,
             #[cfg(target_arch = "x86_64")]
             false if !super::super::is_over() && super::arm().is_ok() => program,
             false => return create(start, argument),
         };
+        let begins = &super::super::STATE.threads.begin;
+        begins.fetch_add(i32::from(!own), Ordering::Relaxed);
         let begin = Box::into_raw(Box::new(Begin { start, argument }));
         let done = create(body, begin.cast());
         if done != 0 {
             // SAFETY: no thread has it.
             drop(unsafe { Box::from_raw(begin) });
+            begins.fetch_sub(i32::from(!own), Ordering::Relaxed);
         }
         done
     }
