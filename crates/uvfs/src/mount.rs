@@ -46,9 +46,10 @@ Examples:
   uvfs mount -o ro,allow_other --transport dev --foreground /srv/data /mnt
   uvfs mount -o writeback,attr_timeout=60,entry_timeout=60 /srv/data /mnt
   uvfs mount disk.img /mnt
+  uvfs mount s3://bucket/prefix /mnt
   uvfs umount /mnt
 
-An XFS image (a file or a block device) is served read-only. The mount point is made if it is missing. The command returns when the mount answers.
+An XFS image (a file or a block device) is served read-only, and so is an object store. The mount point is made if it is missing. The command returns when the mount answers.
 
 Exit status: 0 mounted (with --foreground: unmounted again), 1 failed, 2 wrong usage.";
 
@@ -74,7 +75,7 @@ pub struct Args {
     /// Mount options; --help lists them
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// The directory or image to serve
+    /// The directory, image or object store (s3://BUCKET/PREFIX) to serve
     #[arg(value_hint = ValueHint::AnyPath)]
     source: PathBuf,
     /// Where
@@ -113,6 +114,16 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
+    if let Some(uri) = source.to_str().filter(|source| source.contains("://")) {
+        let place = place(mountpoint)?;
+        if !options.nonempty {
+            hides_nothing(source, &place.path)?;
+        }
+        return kept_place(
+            &place,
+            serve(source, Origin::Store(uri.into()), &place, &options),
+        );
+    }
     let source = source
         .canonicalize()
         .context(|| source.display().to_string())?;
@@ -133,7 +144,12 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     if !options.nonempty {
         hides_nothing(&source, &place.path)?;
     }
-    let served = serve(&source, image, &place, &options);
+    let origin = image.map_or(Origin::Directory, Origin::Image);
+    kept_place(&place, serve(&source, origin, &place, &options))
+}
+
+/// Removes a mount point that was made for a mount that failed.
+fn kept_place<T>(place: &Place, served: Result<T>) -> Result<T> {
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
     }
@@ -199,22 +215,27 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
     }
 }
 
+/// What a mount serves.
+enum Origin {
+    Directory,
+    Image(Arc<Device>),
+    /// By its URI.
+    Store(String),
+}
+
 /// The opened source.
 enum Source {
     Directory(OwnedFd),
     Image(Arc<Device>),
+    Store(String),
 }
 
-fn serve(
-    source: &Path,
-    image: Option<Arc<Device>>,
-    place: &Place,
-    options: &Options,
-) -> Result<ExitCode> {
+fn serve(source: &Path, origin: Origin, place: &Place, options: &Options) -> Result<ExitCode> {
     // Errors before the mount are reported while there still is a terminal.
-    let opened = match image {
-        Some(device) => Source::Image(device),
-        None => Source::Directory(open_directory(source, &place.path)?),
+    let opened = match origin {
+        Origin::Image(device) => Source::Image(device),
+        Origin::Directory => Source::Directory(open_directory(source, &place.path)?),
+        Origin::Store(uri) => Source::Store(uri),
     };
     let mut report = match daemon::split(&place.path, !options.foreground)? {
         Side::Server(report) => report,
@@ -235,6 +256,7 @@ fn serve(
                 })
         }
         Source::Image(device) => mount_image(&device, source, place, options, &mut report),
+        Source::Store(uri) => mount_store(&uri, place, options, &mut report),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
@@ -272,6 +294,37 @@ fn mount_image(
     let fs = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
     let confine = confine::image_server;
     mounted(fs, |_| {}, confine, source, place, &options, report)
+}
+
+/// Serves an object store until it is unmounted.
+#[cfg(feature = "object")]
+fn mount_store(
+    uri: &str,
+    place: &Place,
+    options: &Options,
+    report: &mut Report,
+) -> Result<ExitCode> {
+    let remote = &options.remote;
+    let mut how = uvfs_object::Options::default();
+    how.cache_dir = remote.cache_dir.clone();
+    how.cache_size = remote.cache_size;
+    how.ttl = remote.ttl;
+    how.timeout = remote.timeout;
+    how.requests = remote.requests;
+    how.backing_files = options.passthrough.passthrough != Backed::Off;
+    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| uri.to_owned())?;
+    let mut options = options.clone();
+    options.flags |= MountFlags::RDONLY;
+    // The store has no users: the kernel checks the modes that the mount shows.
+    options.default_permissions = true;
+    mounted(fs, |_| {}, || {}, Path::new(uri), place, &options, report)
+}
+
+#[cfg(not(feature = "object"))]
+fn mount_store(uri: &str, _: &Place, _: &Options, _: &mut Report) -> Result<ExitCode> {
+    Err(Error::new(format!(
+        "{uri}: this uvfs was built without object stores (cargo build --features object)"
+    )))
 }
 
 /// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that

@@ -2,6 +2,7 @@
 
 mod words;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -76,6 +77,16 @@ Mount options (-o, comma separated; a later one wins):
   engine=sync|aio|uring      images: how metadata is read (default sync)
                              Images are always read-only, and cached for as long as memory lasts;
                              the options of directories mean nothing for them.
+  cache_dir=PATH             object stores: where the local cache is (default uvfs below
+                             XDG_CACHE_HOME or ~/.cache)
+  cache_size=SIZE            object stores: what it may take (default a tenth of the free space)
+  ttl=TIME                   object stores: an open does not ask the store for what it said within
+                             this time (default 0); names and attributes stay valid for as long,
+                             and at least for a second
+  timeout=TIME               object stores: a request without progress for so long is EIO (default
+                             60 s)
+  requests=NUMBER            object stores: requests for data at a time (default 64)
+                             Object stores are read-only so far.
   nofail                     by mount(8): a source that does not exist is no failure
   remount                    by mount(8): changes the options above down to strictatime, and no other
   defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*, comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand
@@ -83,6 +94,29 @@ Mount options (-o, comma separated; a later one wins):
 
 /// Of a larger request each slot of a queue would need more memory, and nothing gains.
 const MOST_WRITE: u32 = 2 << 20;
+
+/// How an object store is served.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "object"), allow(dead_code))]
+pub struct Remote {
+    pub cache_dir: Option<PathBuf>,
+    pub cache_size: Option<u64>,
+    pub ttl: Duration,
+    pub timeout: Duration,
+    pub requests: usize,
+}
+
+impl Default for Remote {
+    fn default() -> Self {
+        Self {
+            cache_dir: None,
+            cache_size: None,
+            ttl: Duration::ZERO,
+            timeout: Duration::from_secs(60),
+            requests: 64,
+        }
+    }
+}
 
 /// A mount's options.
 #[derive(Clone, Debug)]
@@ -108,6 +142,7 @@ pub struct Options {
     pub foreground: bool,
     pub memory: Option<u64>,
     pub engine: EngineKind,
+    pub remote: Remote,
     /// Unknown words mean nothing (`mount -s`).
     pub sloppy: bool,
     /// A source that is not there is no failure.
@@ -136,6 +171,8 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
 const VALUES: &[&str] = &[
     "attr_timeout",
     "cache",
+    "cache_dir",
+    "cache_size",
     "comment",
     "engine",
     "entry_timeout",
@@ -147,10 +184,13 @@ const VALUES: &[&str] = &[
     "memory",
     "negative_timeout",
     "passthrough",
+    "requests",
     "slow",
     "spin_us",
     "subtype",
+    "timeout",
     "transport",
+    "ttl",
     "uhelper",
     "user",
     "wait",
@@ -216,6 +256,7 @@ impl Default for Options {
             foreground: false,
             memory: None,
             engine: EngineKind::Sync,
+            remote: Remote::default(),
             sloppy: false,
             nofail: false,
             remount: false,
@@ -418,6 +459,17 @@ impl Options {
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
             "memory" => self.memory = Some(memory(wanted()?)?),
             "engine" => self.engine = engine(wanted()?)?,
+            "cache_dir" => self.remote.cache_dir = Some(wanted()?.into()),
+            "cache_size" => self.remote.cache_size = Some(size(wanted()?)?),
+            "ttl" => self.remote.ttl = duration(wanted()?)?,
+            "timeout" => match duration(wanted()?)? {
+                Duration::ZERO => return Err("has to be more than 0".into()),
+                time => self.remote.timeout = time,
+            },
+            "requests" => {
+                let number = wanted()?.parse().ok().filter(|n| (1..=1024).contains(n));
+                self.remote.requests = number.ok_or("has to be from 1 to 1024")?;
+            }
             "foreground" => self.foreground = true,
             "nofail" => self.nofail = true,
             "remount" => self.remount = true,

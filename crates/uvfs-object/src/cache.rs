@@ -1,0 +1,331 @@
+//! The cache on the local disk: two files for each version of an object, evicted by use.
+
+use std::collections::HashMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::{FlockOperation, flock, statvfs};
+use sha2::{Digest, Sha256};
+use uvfs_server::fs::{Error, ErrorContext, Result};
+
+use crate::map::{self, ENTRIES};
+use crate::object::{Files, Object};
+use crate::store::Version;
+
+/// Mounts of one store that have a cache each.
+const MOUNTS: u32 = 64;
+/// The part of the free space that the cache takes by default.
+const SHARE: u64 = 10;
+/// The smallest cache: less could not hold what the reads of one moment need.
+const LEAST: u64 = 64 << 20;
+
+type Id = [u8; 16];
+
+/// The directory of one mount's cache.
+pub(crate) struct Cache {
+    root: PathBuf,
+    /// Its lock shows other mounts that the directory is taken.
+    _lock: File,
+    limit: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    versions: HashMap<Id, Slot>,
+    /// Bytes of all pieces.
+    used: u64,
+    clock: u64,
+}
+
+struct Slot {
+    bytes: u64,
+    /// The clock when it was last opened.
+    used: u64,
+    object: Weak<Object>,
+}
+
+impl Cache {
+    /// Takes a directory below `dir` for a store.
+    pub(crate) fn open(dir: &Path, store: &str, size: Option<u64>) -> io::Result<Self> {
+        let digest = hex(&Sha256::digest(store.as_bytes())[..8]);
+        let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
+        for number in 0..MOUNTS {
+            let root = dir.join(format!("{digest}-{number}"));
+            make(&root)?;
+            let lock = (OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .mode(0o600))
+            .open(root.join("lock"))?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let free = statvfs(&root).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
+            let limit = size.unwrap_or(free.unwrap_or(0) / SHARE).max(LEAST);
+            let state = Mutex::new(found(&root)?);
+            let cache = Self {
+                root,
+                _lock: lock,
+                limit,
+                state,
+            };
+            cache.evict(None);
+            return Ok(cache);
+        }
+        let why = format!("{}: {MOUNTS} mounts use it already", dir.display());
+        Err(io::Error::other(why))
+    }
+
+    /// The pieces of a version: those that are there, or none yet.
+    pub(crate) fn object(&self, key: &str, version: &Version) -> Result<Arc<Object>> {
+        let id = id(key, version);
+        let mut state = self.state();
+        state.clock += 1;
+        let now = state.clock;
+        if let Some(slot) = state.versions.get_mut(&id) {
+            slot.used = now;
+            if let Some(object) = slot.object.upgrade() {
+                return Ok(object);
+            }
+        }
+        let object = Arc::new(self.files_of(&id, key, version)?);
+        let slot = state.versions.entry(id).or_insert(Slot {
+            bytes: 0,
+            used: now,
+            object: Weak::new(),
+        });
+        slot.object = Arc::downgrade(&object);
+        Ok(object)
+    }
+
+    /// Opens or makes the files of a version.
+    fn files_of(&self, id: &Id, key: &str, version: &Version) -> Result<Object> {
+        let files = files(&self.root, id);
+        let begin = || -> io::Result<Object> {
+            let header = map::header(key, version).ok_or(io::ErrorKind::InvalidFilename)?;
+            let open = |path: &Path| {
+                let mut how = OpenOptions::new();
+                how.read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o600);
+                how.open(path)
+            };
+            let (data, map) = (open(&files.data)?, open(&files.map)?);
+            if data.metadata()?.len() != version.size || map.metadata()?.len() < ENTRIES {
+                // New, or not finished: nothing of it counts.
+                map.set_len(0)?;
+                data.set_len(0)?;
+                data.set_len(version.size)?;
+                std::os::unix::fs::FileExt::write_all_at(&map, &header, 0)?;
+            }
+            Object::new(key.to_owned(), version.clone(), data, map)
+        };
+        begin()
+            .map_err(Error::from)
+            .with_context(|| files.data.display().to_string())
+    }
+
+    /// Writes a part of a piece. Where the disk is full, what was used longest ago makes room.
+    pub(crate) fn write(&self, object: &Arc<Object>, bytes: &[u8], at: u64) -> Result<()> {
+        self.with_room(object, || object.write(bytes, at))
+    }
+
+    /// Writes an entry of the map.
+    pub(crate) fn note(&self, object: &Arc<Object>, bytes: &[u8], at: u64) -> Result<()> {
+        self.with_room(object, || object.write_map(bytes, at))
+    }
+
+    fn with_room(&self, object: &Arc<Object>, write: impl Fn() -> io::Result<()>) -> Result<()> {
+        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+        let done = match write() {
+            Err(error) if full(&error) => {
+                self.free(self.limit / 16, Some(object));
+                write()
+            }
+            done => done,
+        };
+        done.map_err(Error::from)
+            .context("the cache on the local disk")
+    }
+
+    /// A piece of a version was written.
+    pub(crate) fn grown(&self, object: &Arc<Object>, bytes: u64) {
+        let id = id(&object.key, &object.version);
+        let mut state = self.state();
+        state.used += bytes;
+        if let Some(slot) = state.versions.get_mut(&id) {
+            slot.bytes += bytes;
+        }
+        let over = state.used > self.limit;
+        drop(state);
+        if over {
+            self.evict(Some(object));
+        }
+    }
+
+    /// Pieces of a version turned out to be damaged.
+    pub(crate) fn shrunk(&self, object: &Object, bytes: u64) {
+        let mut state = self.state();
+        state.used = state.used.saturating_sub(bytes);
+        if let Some(slot) = state.versions.get_mut(&id(&object.key, &object.version)) {
+            slot.bytes = slot.bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Brings the cache below its limit.
+    fn evict(&self, current: Option<&Arc<Object>>) {
+        let used = self.state().used;
+        if used > self.limit {
+            self.free(used - self.limit + self.limit / 16, current);
+        }
+    }
+
+    /// Frees bytes: first of versions that are not open, the least recently used first, then pieces of those that are.
+    fn free(&self, bytes: u64, current: Option<&Arc<Object>>) {
+        let mut freed = 0;
+        let mut state = self.state();
+        let mut closed: Vec<_> = (state.versions.iter())
+            .filter(|(_, slot)| slot.object.strong_count() == 0)
+            .map(|(id, slot)| (slot.used, *id))
+            .collect();
+        closed.sort_unstable();
+        for (_, id) in closed {
+            if freed >= bytes {
+                return;
+            }
+            let slot = state.versions.remove(&id).expect("it was listed");
+            state.used -= slot.bytes;
+            freed += slot.bytes;
+            remove(&files(&self.root, &id));
+        }
+        let mut open: Vec<_> = (state.versions.iter())
+            .filter_map(|(id, slot)| Some((slot.used, *id, slot.object.upgrade()?)))
+            .collect();
+        open.sort_unstable_by_key(|(used, ..)| *used);
+        for (_, id, object) in open {
+            if freed >= bytes {
+                break;
+            }
+            let given = object.give_back(bytes - freed);
+            if let Some(slot) = state.versions.get_mut(&id) {
+                slot.bytes = slot.bytes.saturating_sub(given);
+            }
+            state.used = state.used.saturating_sub(given);
+            freed += given;
+        }
+        drop(state);
+        if freed < bytes && current.is_some() {
+            tracing::debug!(bytes, freed, "all of the cache is in use");
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        uvfs_sys::lock(&self.state)
+    }
+}
+
+/// What earlier mounts left, the least recently used first. What is incomplete is removed.
+fn found(root: &Path) -> io::Result<State> {
+    let mut maps = Vec::new();
+    for entry in root.read_dir()? {
+        let path = entry?.path();
+        let extension = path.extension().and_then(|end| end.to_str());
+        match extension {
+            Some("map") => maps.push(path),
+            Some("data") if !path.with_extension("map").exists() => {
+                let _ = std::fs::remove_file(&path);
+            }
+            _ => {}
+        }
+    }
+    let mut versions = Vec::new();
+    for map in maps {
+        let files = Files {
+            data: map.with_extension("data"),
+            map,
+        };
+        match known(&files) {
+            Ok(Some(version)) if crate::cache::files(root, &version.0).map == files.map => {
+                versions.push(version);
+            }
+            _ => remove(&files),
+        }
+    }
+    versions.sort_unstable_by_key(|(_, _, time)| *time);
+    let mut state = State::default();
+    for (id, bytes, _) in versions {
+        state.clock += 1;
+        state.used += bytes;
+        let slot = Slot {
+            bytes,
+            used: state.clock,
+            object: Weak::new(),
+        };
+        state.versions.insert(id, slot);
+    }
+    Ok(state)
+}
+
+/// The version that two files hold, their bytes, and when they were last used.
+fn known(files: &Files) -> io::Result<Option<(Id, u64, i64)>> {
+    let map = File::open(&files.map)?;
+    let mut header = Vec::new();
+    (&map).take(ENTRIES).read_to_end(&mut header)?;
+    let Some((key, version)) = map::parse(&header) else {
+        return Ok(None);
+    };
+    let data = files.data.metadata()?;
+    let bytes = (512 * data.blocks()).min(version.size);
+    let used = map.metadata()?.mtime();
+    Ok((data.len() == version.size).then(|| (id(&key, &version), bytes, used)))
+}
+
+fn remove(files: &Files) {
+    // The map first: a data file without one counts as nothing.
+    for path in [&files.map, &files.data] {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn files(root: &Path, id: &Id) -> Files {
+    let name = hex(id);
+    Files {
+        data: root.join(format!("{name}.data")),
+        map: root.join(format!("{name}.map")),
+    }
+}
+
+/// The name of a version's files.
+fn id(key: &str, version: &Version) -> Id {
+    let mut hash = Sha256::new();
+    let text = match &version.etag {
+        Some(etag) => format!("e {etag}"),
+        None => format!("m {:?}", version.modified),
+    };
+    for part in [key, &text] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.update(version.size.to_le_bytes());
+    let mut id = Id::default();
+    id.copy_from_slice(&hash.finalize()[..16]);
+    id
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,550 @@
+//! The handlers.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
+use std::time::{Duration, SystemTime};
+
+use slab::Slab;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use uvfs_io::ops;
+use uvfs_server::FileSystem;
+use uvfs_server::fs::*;
+use uvfs_server::interrupt::is_killed;
+
+use crate::Options;
+use crate::cache::Cache;
+use crate::object::{Fetch, Object};
+use crate::store::{self, Listed, Store, Version};
+use crate::tree::{self, Known, Tree, is_now};
+use crate::window::Window;
+
+/// How long the kernel may keep names and attributes, at least.
+const TTL: Duration = Duration::from_secs(1);
+/// Threads that talk to the store.
+const WORKERS: usize = 2;
+/// The unit of st_blocks.
+const SECTOR: u64 = 512;
+
+/// An object store as a file system, read-only.
+pub struct ObjectFs {
+    /// Ends with the file system; what it has under way is dropped.
+    runtime: Option<Runtime>,
+    fetch: Fetch,
+    tree: Tree,
+    open: Mutex<Slab<Arc<Open>>>,
+    session: OnceLock<Arc<dyn SessionHandle>>,
+    /// The kernel, or the cache's file system, takes no backing files.
+    no_backing: AtomicBool,
+    options: Options,
+    /// The times of directories, which stores have none of.
+    begun: (i64, u32),
+}
+
+/// An open file or directory.
+enum Open {
+    File {
+        known: Arc<Known>,
+        object: Arc<Object>,
+        window: Mutex<Window>,
+        backed: bool,
+    },
+    /// The listing that READDIR goes through.
+    Directory(Mutex<Option<Arc<Vec<Listed>>>>),
+}
+
+impl ObjectFs {
+    /// Serves the store of a URI such as `s3://bucket/prefix`. Credentials come from where the store's tools look for them.
+    ///
+    /// # Errors
+    /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
+    /// can't be made or is used by too many mounts.
+    pub fn open(uri: &str, options: Options) -> io::Result<Self> {
+        let store = Store::open(uri, &options)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .thread_name("uvfs-store")
+            .enable_all()
+            .build()?;
+        let probe = store.clone();
+        let answer = runtime.block_on(async move { probe.holds("").await });
+        answer.map_err(|error| {
+            io::Error::new(io::Error::from(error.errno()).kind(), chain(&error))
+        })?;
+        let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
+        let cache = Arc::new(Cache::open(&dir, &store.name(), options.cache_size)?);
+        let fetch = Fetch {
+            store,
+            runtime: runtime.handle().clone(),
+            cache,
+            permits: Arc::new(Semaphore::new(options.requests.max(1))),
+            timeout: options.timeout,
+        };
+        Ok(Self {
+            runtime: Some(runtime),
+            fetch,
+            tree: Tree::new(),
+            open: Mutex::default(),
+            session: OnceLock::new(),
+            no_backing: AtomicBool::new(!options.backing_files),
+            options,
+            begun: timespec(SystemTime::now()),
+        })
+    }
+
+    fn ttl(&self) -> Duration {
+        self.options.ttl.max(TTL)
+    }
+
+    fn known(&self, node: Node) -> Result<Arc<Known>> {
+        Ok(self.tree.get(node).ok_or(Errno::STALE)?)
+    }
+
+    fn handle(&self, fh: Handle) -> Result<Arc<Open>> {
+        let open = uvfs_sys::lock(&self.open);
+        let found = usize::try_from(fh.0).ok().and_then(|fh| open.get(fh));
+        Ok(found.ok_or(Errno::BADF)?.clone())
+    }
+
+    fn add(&self, open: Open) -> Handle {
+        Handle(uvfs_sys::lock(&self.open).insert(Arc::new(open)) as u64)
+    }
+
+    fn remove(&self, fh: Handle) -> Option<Arc<Open>> {
+        let fh = usize::try_from(fh.0).ok()?;
+        uvfs_sys::lock(&self.open).try_remove(fh)
+    }
+
+    /// Runs a request to the store on the threads for that.
+    async fn ask<T: Send + 'static>(
+        &self,
+        cx: &Context,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let task = self.fetch.runtime.spawn(request);
+        match until_killed(cx, task).await? {
+            Ok(answer) => answer,
+            Err(error) => Err(Error::new(Errno::IO, "a request to the store").because(error)),
+        }
+    }
+
+    /// The version that the store has now.
+    async fn stat(&self, cx: &Context, key: &str) -> Result<Option<Version>> {
+        let (store, key) = (self.fetch.store.clone(), key.to_owned());
+        self.ask(cx, async move { store.stat(&key).await }).await
+    }
+
+    /// Makes sure that a file's version is the store's, or was within `age`.
+    async fn is_current(&self, cx: &Context, known: &Known, age: Duration) -> Result<()> {
+        if known.is_directory() {
+            return Ok(());
+        }
+        let asked = known.state().asked;
+        if asked.is_some_and(|asked| asked.elapsed() < age) {
+            return Ok(());
+        }
+        match self.stat(cx, &known.key).await? {
+            Some(now) if is_now(known, Some(&now)) => Ok(()),
+            // The kernel looks the name up again.
+            _ => Err(Errno::STALE.into()),
+        }
+    }
+
+    fn attr(&self, known: &Known) -> Attr {
+        let version = known.state().version.clone();
+        let (kind, mode) = match known.is_directory() {
+            true => (FileType::Directory, self.options.dir_mode),
+            false => (FileType::RegularFile, self.options.file_mode),
+        };
+        let mut attr = attr(Node(known.ino), kind, Mode::from_raw_mode(mode));
+        let (seconds, nanos) = self.begun;
+        let begun = (seconds.cast_unsigned(), nanos);
+        let version = version.unwrap_or_default();
+        let time = version.modified.unwrap_or(begun);
+        (attr.mtime, attr.mtimensec) = time;
+        (attr.ctime, attr.ctimensec) = time;
+        (attr.atime, attr.atimensec) = time;
+        attr.size = version.size;
+        attr.blocks = version.size.div_ceil(SECTOR);
+        (attr.uid, attr.gid) = (self.options.uid, self.options.gid);
+        attr
+    }
+
+    fn entry(&self, known: &Known) -> Entry {
+        let mut entry = Entry::new(self.attr(known), self.ttl());
+        entry.node = known.node;
+        entry
+    }
+
+    /// Registers a backing file for a node that is open nowhere else.
+    fn register(&self, known: &Known, object: &Object) -> Option<i32> {
+        if self.no_backing.load(Ordering::Relaxed) || object.version.size == 0 {
+            return None;
+        }
+        let session = self.session.get()?;
+        if !object.back() {
+            return None;
+        }
+        use std::os::fd::AsFd;
+        match session.register_backing(known.node, object.data().as_fd()) {
+            Ok(id) => Some(id),
+            Err(error) => {
+                object.not_backed();
+                if Errno::from_io_error(&error) != Some(Errno::BUSY) {
+                    tracing::debug!(%error, "a backing file is refused; going on without");
+                    self.no_backing.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+        }
+    }
+
+    /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
+    /// either by a backing file or by its own pages.
+    fn begin_use(&self, known: &Known, origin: Origin) -> Result<(Arc<Object>, Option<i32>)> {
+        let mut state = known.state();
+        let version = state.version.clone().ok_or(Errno::ISDIR)?;
+        let object = match &state.object {
+            Some(object) => object.clone(),
+            None => self.fetch.cache.object(&known.key, &version)?,
+        };
+        state.object = Some(object.clone());
+        if origin != Origin::Kernel {
+            return Ok((object, None));
+        }
+        if let Some((id, opens)) = &mut state.backing {
+            *opens += 1;
+            return Ok((object, Some(*id)));
+        }
+        if state.plain == 0
+            && let Some(id) = self.register(known, &object)
+        {
+            state.backing = Some((id, 1));
+            return Ok((object, Some(id)));
+        }
+        state.plain += 1;
+        Ok((object, None))
+    }
+
+    /// The kernel has closed a file.
+    fn end_use(&self, known: &Known, backed: bool) {
+        let mut state = known.state();
+        if backed {
+            let (id, opens) = state.backing.as_mut().expect("it was open");
+            *opens -= 1;
+            if *opens == 0 {
+                let id = *id;
+                state.backing = None;
+                if let Some(session) = self.session.get() {
+                    session.unregister_backing(known.node, id);
+                }
+                if let Some(object) = &state.object {
+                    object.not_backed();
+                }
+            }
+        } else {
+            state.plain -= 1;
+        }
+        if !state.is_open() {
+            state.object = None;
+        }
+    }
+
+    /// Reads from the store into the answer alone: the cache has no room.
+    async fn read_around(
+        &self,
+        cx: &Context,
+        object: &Arc<Object>,
+        range: std::ops::Range<u64>,
+        data: &Payload,
+    ) -> Result<usize> {
+        let (fetch, object) = (self.fetch.clone(), object.clone());
+        let read = async move {
+            let _permit = fetch.permits.acquire().await;
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            let most = bytes.capacity();
+            let begin = fetch.store.fetch(&object.key, &object.version, range);
+            let mut stream = begin.await?;
+            while let Some(buffer) = Store::next(&object.key, &mut stream).await? {
+                for part in buffer {
+                    let room = most - bytes.len();
+                    bytes.extend_from_slice(&part[..part.len().min(room)]);
+                }
+            }
+            fetch.store.still(&object.key, &object.version).await?;
+            Ok(bytes)
+        };
+        let bytes = self.ask(cx, read).await?;
+        data.copy_in(0, &bytes);
+        Ok(bytes.len())
+    }
+}
+
+impl Drop for ObjectFs {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Waits, but not for longer than the caller lives.
+async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> Result<T> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|task| match future.as_mut().poll(task) {
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending if is_killed(cx) => Poll::Ready(Err(Errno::INTR.into())),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// An error and its causes, in a line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
+fn default_dir() -> io::Result<PathBuf> {
+    let dir = |name| std::env::var_os(name).map(PathBuf::from);
+    let cache = dir("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    let cache = cache.or_else(|| Some(dir("HOME")?.join(".cache")));
+    let none =
+        "neither XDG_CACHE_HOME nor HOME is set: -o cache_dir= has to say where the cache is";
+    Ok(cache.ok_or_else(|| io::Error::other(none))?.join("uvfs"))
+}
+
+/// The key of a name in a directory.
+fn child(directory: &Known, name: &CStr) -> Result<String> {
+    let name = name.to_str().map_err(|_| Errno::NOENT)?;
+    match store::is_name(name) {
+        true => Ok(format!("{}{name}", directory.key)),
+        false => Err(Errno::NOENT.into()),
+    }
+}
+
+impl FileSystem for ObjectFs {
+    fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
+        let _ = self.session.set(session);
+        config.wanted |= InitFlags::ASYNC_READ
+            | InitFlags::ASYNC_DIO
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::MAX_PAGES
+            | InitFlags::NO_EXPORT_SUPPORT
+            | InitFlags::PARALLEL_DIROPS;
+        config.wanted -= InitFlags::WRITEBACK_CACHE | InitFlags::EXPORT_SUPPORT;
+        if self.options.backing_files && config.offered.contains(InitFlags::PASSTHROUGH) {
+            config.wanted |= InitFlags::PASSTHROUGH;
+            config.max_stack_depth = 1;
+        } else {
+            self.no_backing.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, node: Node, lookups: u64) {
+        self.tree.forget(node, lookups);
+    }
+
+    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
+        let key = child(&*self.known(parent)?, name)?;
+        let directory = format!("{key}/");
+        let (store, file, below) = (self.fetch.store.clone(), key.clone(), directory.clone());
+        let both = async move {
+            let (file, any) =
+                futures_util::future::join(store.stat(&file), store.holds(&below)).await;
+            Ok((file?, any?))
+        };
+        let known = match self.ask(cx, both).await? {
+            (_, true) => self.tree.looked_up(directory, None),
+            (Some(version), false) => self.tree.looked_up(key, Some(version)),
+            (None, false) => return Err(Errno::NOENT.into()),
+        };
+        Ok(self.entry(&known))
+    }
+
+    async fn getattr(&self, cx: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
+        let known = self.known(node)?;
+        // An open file is what it was opened as.
+        if !known.state().is_open() {
+            self.is_current(cx, &known, self.ttl()).await?;
+        }
+        Ok(Attributes::new(self.attr(&known), self.ttl()))
+    }
+
+    async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
+        let known = self.known(node)?;
+        if how.writes() {
+            return Err(Errno::ROFS.into());
+        }
+        self.is_current(cx, &known, self.options.ttl).await?;
+        let moved = std::mem::take(&mut known.state().moved);
+        let (object, backing) = self.begin_use(&known, how.origin)?;
+        let fh = self.add(Open::File {
+            known,
+            object,
+            window: Mutex::default(),
+            backed: backing.is_some(),
+        });
+        let mut opened = Opened::new(fh);
+        opened.changed = moved;
+        opened.flags.set(OpenFlags::KEEP_CACHE, !moved);
+        if let Some(id) = backing {
+            opened.backing = id;
+            opened.flags |= OpenFlags::PASSTHROUGH;
+        }
+        Ok(opened)
+    }
+
+    async fn release(
+        &self,
+        _: &Context,
+        _: Node,
+        fh: Handle,
+        _: OFlags,
+        _: Option<LockOwner>,
+    ) -> Result<()> {
+        if let Some(open) = self.remove(fh)
+            && let Open::File { known, backed, .. } = &*open
+        {
+            self.end_use(known, *backed);
+        }
+        Ok(())
+    }
+
+    async fn read(&self, cx: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
+        let open = self.handle(how.fh)?;
+        let Open::File { object, window, .. } = &*open else {
+            return Err(Errno::ISDIR.into());
+        };
+        let size = object.version.size;
+        let range = how.offset.min(size)..(how.offset.saturating_add(data.len() as u64)).min(size);
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let ahead = uvfs_sys::lock(window).read(range.clone(), size);
+        let pieces = object.have(&self.fetch, range.clone(), ahead);
+        let pinned = match until_killed(cx, pieces).await? {
+            Err(error) if error == Errno::NOSPC => {
+                return self.read_around(cx, object, range, data).await;
+            }
+            pinned => pinned?,
+        };
+        let data = data.slice(0..(range.end - range.start) as usize);
+        let read = ops::read_at(object.data(), &data, range.start, 0).await;
+        drop(pinned);
+        Ok(read?)
+    }
+
+    async fn opendir(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
+        Ok(Opened::new(self.add(Open::Directory(Mutex::default()))))
+    }
+
+    async fn releasedir(&self, _: &Context, _: Node, fh: Handle, _: OFlags) -> Result<()> {
+        self.remove(fh);
+        Ok(())
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Handle,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        let (known, open) = (self.known(node)?, self.handle(fh)?);
+        let Open::Directory(listing) = &*open else {
+            return Err(Errno::NOTDIR.into());
+        };
+        // From its beginning it is listed again, as rewinddir(3) has it.
+        let had = uvfs_sys::lock(listing)
+            .clone()
+            .filter(|_| sink.offset() > 0);
+        let list = match had {
+            Some(list) => list,
+            None => {
+                let (store, key) = (self.fetch.store.clone(), known.key.clone());
+                let mut list = self.ask(cx, async move { store.list(&key).await }).await?;
+                // A directory stands before a file of the same name, and hides it.
+                list.sort_by(|one, two| {
+                    let order = |entry: &Listed| entry.version.is_some();
+                    one.name.cmp(&two.name).then(order(one).cmp(&order(two)))
+                });
+                list.dedup_by(|two, one| one.name == two.name);
+                let list = Arc::new(list);
+                *uvfs_sys::lock(listing) = Some(list.clone());
+                list
+            }
+        };
+        let first = usize::try_from(sink.offset()).unwrap_or(usize::MAX);
+        let plus = sink.wants_attributes();
+        let nothing = Entry::missing(Duration::ZERO);
+        for (at, name) in [".", ".."].into_iter().enumerate().skip(first) {
+            let entry = DirEntry {
+                ino: if name == "." { known.ino } else { ROOT.0 },
+                next: at as u64 + 1,
+                kind: FileType::Directory,
+                name: name.as_bytes(),
+            };
+            let added = match plus {
+                true => sink.add_plus(entry, &nothing),
+                false => sink.add(entry),
+            };
+            if !added {
+                return Ok(());
+            }
+        }
+        for (at, listed) in list.iter().enumerate().skip(first.saturating_sub(2)) {
+            let (kind, end) = match listed.version {
+                Some(_) => (FileType::RegularFile, ""),
+                None => (FileType::Directory, "/"),
+            };
+            let key = format!("{}{}{end}", known.key, listed.name);
+            let entry = DirEntry {
+                ino: tree::ino(&key),
+                next: at as u64 + 3,
+                kind,
+                name: listed.name.as_bytes(),
+            };
+            let added = if !plus {
+                sink.add(entry)
+            } else if sink.fits(listed.name.len()) {
+                let found = self.tree.looked_up(key, listed.version.clone());
+                sink.add_plus(entry, &self.entry(&found))
+            } else {
+                false
+            };
+            if !added {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn statfs(&self, _: &Context, _: Node) -> Result<Kstatfs> {
+        const BLOCK: u32 = 4096;
+        // As good as endless, and below what programs compute with.
+        const BLOCKS: u64 = 1 << 38;
+        Ok(Kstatfs {
+            blocks: BLOCKS,
+            bfree: BLOCKS,
+            bavail: BLOCKS,
+            files: BLOCKS,
+            ffree: BLOCKS,
+            bsize: BLOCK,
+            frsize: BLOCK,
+            namelen: 255,
+            ..Kstatfs::default()
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! An object store as a file system: objects are files, and the local disk caches them.
+//!
+//! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
+//! version of an object) and, for what is missing, `store.rs` (requests to the store). `cache.rs` owns the files of the
+//! local disk.
+//!
+//! ```no_run
+//! use uvfs_object::{ObjectFs, Options};
+//! use uvfs_server::SessionOptions;
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let fs = ObjectFs::open("s3://bucket/photos", Options::default())?;
+//! # let _ = fs;
+//! # Ok(())
+//! # }
+//! ```
+
+mod cache;
+mod fs;
+mod map;
+mod object;
+mod store;
+mod tree;
+mod window;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use fs::ObjectFs;
+
+/// How a store is served.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// The directory of the cache; by default `uvfs` in the user's cache directory.
+    pub cache_dir: Option<PathBuf>,
+    /// Bytes that the cache may take; by default a tenth of the free space.
+    pub cache_size: Option<u64>,
+    /// An open does not ask the store for a version that the server asked for within this time.
+    pub ttl: Duration,
+    /// A request that makes no progress for so long fails.
+    pub timeout: Duration,
+    /// Requests for data that are under way at a time, at most.
+    pub requests: usize,
+    /// Files that are complete in the cache are read by the kernel itself.
+    pub backing_files: bool,
+    /// Owner of all files.
+    pub uid: u32,
+    /// Group of all files.
+    pub gid: u32,
+    /// Permission bits of files.
+    pub file_mode: u32,
+    /// Permission bits of directories.
+    pub dir_mode: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_dir: None,
+            cache_size: None,
+            ttl: Duration::ZERO,
+            timeout: Duration::from_secs(60),
+            requests: 64,
+            backing_files: true,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            file_mode: 0o644,
+            dir_mode: 0o755,
+        }
+    }
+}

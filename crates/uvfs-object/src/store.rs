@@ -1,0 +1,245 @@
+//! Requests to the store, by OpenDAL.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt;
+use opendal::layers::{RetryLayer, TimeoutLayer};
+use opendal::{BufferStream, EntryMode, ErrorKind, Metadata, Operator};
+use rustix::io::Errno;
+use uvfs_server::fs::{Error, Result};
+
+use crate::Options;
+
+/// Attempts after the first one.
+const RETRIES: usize = 4;
+/// Objects of an answer that only shows whether there are any.
+const ANY: usize = 2;
+
+/// A version of an object. An ETag is opaque: two are the same or they are not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Version {
+    pub(crate) etag: Option<String>,
+    /// Seconds and nanoseconds since 1970.
+    pub(crate) modified: Option<(u64, u32)>,
+    pub(crate) size: u64,
+}
+
+impl Version {
+    fn new(meta: &Metadata) -> Self {
+        let modified = meta.last_modified().map(SystemTime::from);
+        let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Self {
+            etag: meta.etag().map(str::to_owned),
+            modified: modified.map(|time| (time.as_secs(), time.subsec_nanos())),
+            size: meta.content_length(),
+        }
+    }
+
+    /// Whether both describe the same contents. Listings and single objects give times of different precision, so the time
+    /// counts only where there is no ETag.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let same = match (&self.etag, &other.etag) {
+            (Some(one), Some(two)) => one == two,
+            _ => self.modified == other.modified,
+        };
+        same && self.size == other.size
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.etag, self.modified) {
+            (Some(etag), _) => f.write_str(etag),
+            (None, Some((seconds, nanos))) => write!(f, "{seconds}.{nanos:09}"),
+            (None, None) => f.write_str("-"),
+        }
+    }
+}
+
+/// What a listing shows.
+pub(crate) struct Listed {
+    /// The last component of the key.
+    pub(crate) name: String,
+    /// `None` for a directory.
+    pub(crate) version: Option<Version>,
+}
+
+/// A store below a prefix. Keys are relative to it; directories end in `/`.
+#[derive(Clone)]
+pub(crate) struct Store {
+    operator: Operator,
+    conditions: bool,
+}
+
+/// An error of the store, with the object's name for the log.
+fn failed(key: &str, error: opendal::Error) -> Error {
+    let errno = match error.kind() {
+        ErrorKind::NotFound => return Errno::NOENT.into(),
+        // The object is shorter than it was, or another.
+        ErrorKind::ConditionNotMatch | ErrorKind::RangeNotSatisfied => Errno::STALE,
+        ErrorKind::PermissionDenied => Errno::ACCESS,
+        ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        _ => Errno::IO,
+    };
+    Error::new(errno, format!("object {key:?}")).because(error)
+}
+
+impl Store {
+    /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
+    /// first request.
+    pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
+        #[cfg(feature = "s3")]
+        // Another part of the program may have chosen one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        opendal::install_default();
+        let operator = Operator::from_uri(uri).map_err(io::Error::other)?;
+        let attempt = (options.timeout / 2).max(Duration::from_millis(100));
+        let pauses = RetryLayer::new()
+            .with_jitter()
+            .with_min_delay(Duration::from_millis(100))
+            .with_max_delay((options.timeout / 4).max(Duration::from_millis(100)))
+            .with_max_times(RETRIES);
+        let operator = operator
+            .layer(
+                TimeoutLayer::new()
+                    .with_timeout(attempt)
+                    .with_io_timeout(attempt),
+            )
+            .layer(pauses);
+        let conditions = operator.info().capability().read_with_if_match;
+        Ok(Self {
+            operator,
+            conditions,
+        })
+    }
+
+    /// A name that tells this store from others.
+    pub(crate) fn name(&self) -> String {
+        let info = self.operator.info();
+        format!("{} {} {}", info.scheme(), info.name(), info.root())
+    }
+
+    /// The version of an object; `None` if there is none.
+    pub(crate) async fn stat(&self, key: &str) -> Result<Option<Version>> {
+        match self.operator.stat(key).await {
+            Ok(meta) if meta.mode() == EntryMode::DIR => Ok(None),
+            Ok(meta) => Ok(Some(Version::new(&meta))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            // A path through an object, on stores that have directories.
+            Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(None),
+            Err(error) => Err(failed(key, error)),
+        }
+    }
+
+    /// Whether there are objects below a directory, or its marker.
+    pub(crate) async fn holds(&self, directory: &str) -> Result<bool> {
+        let listing = self.operator.lister_with(directory).limit(ANY);
+        let found = match listing.await {
+            Ok(mut list) => list.next().await.transpose(),
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(any) => Ok(any.is_some()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
+            Err(error) => Err(failed(directory, error)),
+        }
+    }
+
+    /// What is in a directory, in the store's order.
+    pub(crate) async fn list(&self, directory: &str) -> Result<Vec<Listed>> {
+        let error = |error| failed(directory, error);
+        let mut list = self.operator.lister(directory).await.map_err(error)?;
+        let (mut found, mut hidden) = (Vec::new(), 0_u64);
+        while let Some(entry) = list.next().await {
+            let entry = entry.map_err(error)?;
+            let path = entry.path();
+            // The directory itself, if it has a marker.
+            if path == directory || path == "/" {
+                continue;
+            }
+            let below = path.strip_prefix(directory).unwrap_or(path);
+            let is_directory = entry.metadata().mode() == EntryMode::DIR;
+            let name = below.strip_suffix('/').unwrap_or(below);
+            if !is_name(name) {
+                if hidden == 0 {
+                    tracing::warn!(key = path, "no path can name this object: it is not shown");
+                }
+                hidden += 1;
+                continue;
+            }
+            let version = (!is_directory).then(|| Version::new(entry.metadata()));
+            let name = name.to_owned();
+            found.push(Listed { name, version });
+        }
+        Ok(found)
+    }
+
+    /// Begins to read a range of one version.
+    pub(crate) async fn fetch(
+        &self,
+        key: &str,
+        version: &Version,
+        range: Range<u64>,
+    ) -> Result<BufferStream> {
+        let error = |error| failed(key, error);
+        let mut reader = self.operator.reader_with(key);
+        if let Some(etag) = &version.etag
+            && self.conditions
+        {
+            reader = reader.if_match(etag);
+        }
+        let reader = reader.await.map_err(error)?;
+        let mut stream = reader.into_stream(range).await.map_err(error)?;
+        match stream.metadata().await {
+            // Some stores ignore the condition.
+            Ok(meta) => match meta.etag().zip(version.etag.as_deref()) {
+                Some((one, two)) if one != two => return Err(changed(key)),
+                _ => {}
+            },
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            Err(e) => return Err(error(e)),
+        }
+        Ok(stream)
+    }
+
+    /// Whether requests for this version fail once the store has another.
+    pub(crate) fn is_conditional(&self, version: &Version) -> bool {
+        self.conditions && version.etag.is_some()
+    }
+
+    /// Checks after a read that its version was there all the time, where no condition of the request says so.
+    pub(crate) async fn still(&self, key: &str, version: &Version) -> Result<()> {
+        if self.is_conditional(version) {
+            return Ok(());
+        }
+        match self.stat(key).await? {
+            Some(now) if now.is(version) => Ok(()),
+            _ => Err(changed(key)),
+        }
+    }
+
+    /// The next bytes of a stream.
+    pub(crate) async fn next(
+        key: &str,
+        stream: &mut BufferStream,
+    ) -> Result<Option<opendal::Buffer>> {
+        let next = stream.next().await.transpose();
+        next.map_err(|error| failed(key, error))
+    }
+}
+
+/// Another version of the object has taken the place of the one that is read.
+fn changed(key: &str) -> Error {
+    let why = format!("object {key:?} has changed in the store");
+    Error::new(Errno::STALE, why).level(tracing::Level::INFO)
+}
+
+/// Whether a path can name it.
+pub(crate) fn is_name(name: &str) -> bool {
+    let plain = !name.is_empty() && name != "." && name != "..";
+    plain && name.len() <= 255 && !name.contains(['/', '\0'])
+}

@@ -1,0 +1,212 @@
+//! Nodes: which object or directory each number stands for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+use uvfs_server::fs::{Node, ROOT};
+
+use crate::object::Object;
+use crate::store::Version;
+
+/// A file or directory that the kernel knows.
+pub(crate) struct Known {
+    pub(crate) node: Node,
+    /// The number that programs see.
+    pub(crate) ino: u64,
+    /// Below the prefix; of a directory with a `/` at the end, but for the root's, which is empty.
+    pub(crate) key: String,
+    pub(crate) state: Mutex<State>,
+}
+
+/// What changes of a file.
+#[derive(Default)]
+pub(crate) struct State {
+    /// `None` for a directory.
+    pub(crate) version: Option<Version>,
+    /// When the store said so.
+    pub(crate) asked: Option<Instant>,
+    /// The version has changed since the last open: the kernel may have pages and a size of another.
+    pub(crate) moved: bool,
+    /// Opens that the kernel sends reads for.
+    pub(crate) plain: u64,
+    /// The registration of a backing file and its opens.
+    pub(crate) backing: Option<(i32, u64)>,
+    /// The pieces of this version, while the file is open.
+    pub(crate) object: Option<Arc<Object>>,
+}
+
+impl State {
+    pub(crate) fn is_open(&self) -> bool {
+        self.plain > 0 || self.backing.is_some()
+    }
+}
+
+impl Known {
+    pub(crate) fn is_directory(&self) -> bool {
+        self.key.is_empty() || self.key.ends_with('/')
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        uvfs_sys::lock(&self.state)
+    }
+}
+
+/// All nodes. A node stays until the kernel has taken back each of its lookups.
+pub(crate) struct Tree(Mutex<Nodes>);
+
+struct Nodes {
+    by_number: HashMap<u64, (Arc<Known>, u64)>,
+    by_key: HashMap<String, Arc<Known>>,
+    next: u64,
+}
+
+impl Tree {
+    pub(crate) fn new() -> Self {
+        let root = Arc::new(known(ROOT, String::new(), None));
+        Self(Mutex::new(Nodes {
+            by_number: HashMap::from([(ROOT.0, (root.clone(), 1))]),
+            by_key: HashMap::from([(String::new(), root)]),
+            next: ROOT.0 + 1,
+        }))
+    }
+
+    pub(crate) fn get(&self, node: Node) -> Option<Arc<Known>> {
+        let nodes = uvfs_sys::lock(&self.0);
+        Some(nodes.by_number.get(&node.0)?.0.clone())
+    }
+
+    /// Counts a lookup of a key, which the store has just said this of. A file that is open in another version gets
+    /// another node.
+    pub(crate) fn looked_up(&self, key: String, version: Option<Version>) -> Arc<Known> {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        if let Some(known) = nodes.by_key.get(&key).cloned()
+            && is_now(&known, version.as_ref())
+        {
+            let (_, lookups) = nodes
+                .by_number
+                .get_mut(&known.node.0)
+                .expect("both maps have it");
+            *lookups += 1;
+            return known;
+        }
+        let number = nodes.next;
+        nodes.next += 1;
+        let made = Arc::new(known(Node(number), key.clone(), version));
+        nodes.by_number.insert(number, (made.clone(), 1));
+        nodes.by_key.insert(key, made.clone());
+        made
+    }
+
+    /// The kernel takes back lookups.
+    pub(crate) fn forget(&self, node: Node, count: u64) {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        let Some((known, lookups)) = nodes.by_number.get_mut(&node.0) else {
+            return;
+        };
+        *lookups = lookups.saturating_sub(count);
+        if *lookups > 0 || node == ROOT {
+            return;
+        }
+        let known = known.clone();
+        nodes.by_number.remove(&node.0);
+        if nodes
+            .by_key
+            .get(&known.key)
+            .is_some_and(|now| now.node == node)
+        {
+            nodes.by_key.remove(&known.key);
+        }
+    }
+}
+
+/// Notes what the store said of a file. Whether the node can stand for that.
+pub(crate) fn is_now(known: &Known, version: Option<&Version>) -> bool {
+    let mut state = known.state();
+    match (&state.version, version) {
+        (None, None) => {}
+        (Some(had), Some(now)) if had.is(now) => {}
+        (Some(_), Some(now)) if !state.is_open() => {
+            state.version = Some(now.clone());
+            state.moved = true;
+        }
+        _ => return false,
+    }
+    state.asked = Some(Instant::now());
+    true
+}
+
+fn known(node: Node, key: String, version: Option<Version>) -> Known {
+    let ino = match key.is_empty() {
+        true => ROOT.0,
+        false => ino(&key),
+    };
+    Known {
+        node,
+        ino,
+        key,
+        state: Mutex::new(State {
+            version,
+            asked: Some(Instant::now()),
+            ..State::default()
+        }),
+    }
+}
+
+/// The number of a key that programs see: the same in each mount.
+pub(crate) fn ino(key: &str) -> u64 {
+    let digest = Sha256::digest(key.as_bytes());
+    let mut number = [0; 8];
+    number.copy_from_slice(&digest[..8]);
+    // The kernel takes neither 0 nor all bits; 1 is the root's.
+    (u64::from_le_bytes(number) >> 1).max(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(etag: &str) -> Option<Version> {
+        Some(Version {
+            etag: Some(etag.into()),
+            ..Version::default()
+        })
+    }
+
+    #[test]
+    fn a_file_that_is_open_keeps_its_version() {
+        let tree = Tree::new();
+        let one = tree.looked_up("a".into(), version("1"));
+        // It is not open: the node takes the new version.
+        assert_eq!(tree.looked_up("a".into(), version("2")).node, one.node);
+        one.state().plain = 1;
+        let two = tree.looked_up("a".into(), version("3"));
+        assert_ne!(two.node, one.node);
+        assert_eq!(two.ino, one.ino);
+        assert_eq!(
+            one.state().version.as_ref().unwrap().etag.as_deref(),
+            Some("2")
+        );
+        // The old node's end leaves the name to the new one.
+        tree.forget(one.node, 2);
+        assert!(tree.get(one.node).is_none());
+        assert_eq!(tree.looked_up("a".into(), version("3")).node, two.node);
+    }
+
+    #[test]
+    fn a_file_becomes_a_directory() {
+        let tree = Tree::new();
+        let file = tree.looked_up("a".into(), version("1"));
+        let directory = tree.looked_up("a/".into(), None);
+        assert_ne!(file.node, directory.node);
+        assert!(directory.is_directory() && !file.is_directory());
+    }
+
+    #[test]
+    fn the_root_is_never_forgotten() {
+        let tree = Tree::new();
+        tree.forget(ROOT, 5);
+        assert!(tree.get(ROOT).unwrap().is_directory());
+    }
+}
