@@ -5,6 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{FlockOperation, flock, statvfs};
@@ -45,6 +46,8 @@ struct Slot {
     bytes: u64,
     /// The clock when it was last opened.
     used: u64,
+    /// Whether its pieces need no comparison of checksums: see [`Object::new`].
+    verified: Arc<AtomicBool>,
     object: Weak<Object>,
 }
 
@@ -95,18 +98,26 @@ impl Cache {
                 return Ok(object);
             }
         }
-        let object = Arc::new(self.files_of(&id, key, version)?);
-        let slot = state.versions.entry(id).or_insert(Slot {
+        let slot = state.versions.entry(id).or_insert_with(|| Slot {
             bytes: 0,
             used: now,
+            verified: Arc::new(AtomicBool::new(true)),
             object: Weak::new(),
         });
+        let verified = slot.verified.clone();
+        let object = Arc::new(self.files_of(&id, key, version, verified)?);
         slot.object = Arc::downgrade(&object);
         Ok(object)
     }
 
     /// Opens or makes the files of a version.
-    fn files_of(&self, id: &Id, key: &str, version: &Version) -> Result<Object> {
+    fn files_of(
+        &self,
+        id: &Id,
+        key: &str,
+        version: &Version,
+        verified: Arc<AtomicBool>,
+    ) -> Result<Object> {
         let files = files(&self.root, id);
         let begin = || -> io::Result<Object> {
             let header = map::header(key, version).ok_or(io::ErrorKind::InvalidFilename)?;
@@ -127,7 +138,7 @@ impl Cache {
                 data.set_len(version.size)?;
                 std::os::unix::fs::FileExt::write_all_at(&map, &header, 0)?;
             }
-            Object::new(key.to_owned(), version.clone(), data, map)
+            Object::new(key.to_owned(), version.clone(), data, map, verified)
         };
         begin()
             .map_err(Error::from)
@@ -268,6 +279,7 @@ fn found(root: &Path) -> io::Result<State> {
         let slot = Slot {
             bytes,
             used: state.clock,
+            verified: Arc::default(),
             object: Weak::new(),
         };
         state.versions.insert(id, slot);

@@ -326,9 +326,13 @@ fn default_dir() -> io::Result<PathBuf> {
 
 /// The key of a name in a directory.
 fn child(directory: &Known, name: &CStr) -> Result<String> {
+    if name.count_bytes() > store::NAME_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
     let name = name.to_str().map_err(|_| Errno::NOENT)?;
-    match store::is_name(name) {
-        true => Ok(format!("{}{name}", directory.key)),
+    let key = format!("{}{name}", directory.key);
+    match store::is_name(name) && store::is_reached(&key) {
+        true => Ok(key),
         false => Err(Errno::NOENT.into()),
     }
 }
@@ -398,10 +402,13 @@ impl FileSystem for ObjectFs {
         });
         let mut opened = Opened::new(fh);
         opened.changed = moved;
-        opened.flags.set(OpenFlags::KEEP_CACHE, !moved);
-        if let Some(id) = backing {
-            opened.backing = id;
-            opened.flags |= OpenFlags::PASSTHROUGH;
+        match backing {
+            // The kernel takes no other flag beside it.
+            Some(id) => {
+                opened.backing = id;
+                opened.flags = OpenFlags::PASSTHROUGH;
+            }
+            None => opened.flags.set(OpenFlags::KEEP_CACHE, !moved),
         }
         Ok(opened)
     }

@@ -111,10 +111,10 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_header_is_refused(at in 0..ENTRIES as usize, bit in 0..8) {
+        fn a_changed_header_is_refused(at in 0..ENTRIES as usize, bit in 0..8_u32) {
             let version = Version { etag: Some("\"e\"".into()), modified: None, size: 3 };
             let mut bytes = header("key", &version).unwrap();
-            bytes[at] ^= 1 << bit;
+            bytes[at] ^= 1_u8 << bit;
             prop_assert!(parse(&bytes).is_none());
         }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub(crate) struct Object {
     file: File,
     map: File,
     state: Mutex<Pieces>,
+    /// This mount wrote all pieces that are there, or has compared their checksums. It outlives the object.
+    verified: Arc<AtomicBool>,
     /// A piece has come, or will not.
     changed: watch::Sender<()>,
 }
@@ -87,7 +90,13 @@ pub(crate) struct Fetch {
 
 impl Object {
     /// Takes over the files of a version. The data file has the object's size.
-    pub(crate) fn new(key: String, version: Version, file: File, map: File) -> io::Result<Self> {
+    pub(crate) fn new(
+        key: String,
+        version: Version,
+        file: File,
+        map: File,
+        verified: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
         let piece_log = piece_log(version.size);
         let count = version.size.div_ceil(1 << piece_log) as usize;
         let mut entries = vec![0; 8 * count];
@@ -98,12 +107,17 @@ impl Object {
                 n => known += n,
             }
         }
+        let there = match verified.load(Ordering::Relaxed) {
+            true => Piece::Good,
+            false => Piece::Found,
+        };
         let found = |entry: &[u8; 8]| match u64::from_le_bytes(*entry) & THERE {
             0 => Piece::Missing,
-            _ => Piece::Found,
+            _ => there,
         };
         let (entries, _) = entries.as_chunks();
-        let pieces = entries.iter().map(found).collect();
+        let pieces: Vec<_> = entries.iter().map(found).collect();
+        let good = pieces.iter().filter(|piece| **piece == Piece::Good).count();
         Ok(Self {
             key,
             version,
@@ -115,12 +129,13 @@ impl Object {
             map,
             state: Mutex::new(Pieces {
                 pieces,
-                good: 0,
+                good,
                 failures: 0,
                 failure: None,
                 pins: Vec::new(),
                 backed: false,
             }),
+            verified,
             changed: watch::Sender::new(()),
         })
     }
@@ -311,6 +326,11 @@ impl Object {
             }
         }
         self.ended(run, Ok(()));
+        // Under way may be others that were found.
+        let settled = |piece: &Piece| matches!(piece, Piece::Missing | Piece::Good);
+        if self.state().pieces.iter().all(settled) {
+            self.verified.store(true, Ordering::Relaxed);
+        }
         lost
     }
 

@@ -13,6 +13,8 @@ use uvfs_server::fs::{Error, Result};
 
 use crate::Options;
 
+/// The longest name of a file in bytes, as in most file systems.
+pub(crate) const NAME_MAX: usize = 255;
 /// Attempts after the first one.
 const RETRIES: usize = 4;
 /// Objects of an answer that only shows whether there are any.
@@ -92,9 +94,12 @@ impl Store {
     /// first request.
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
         #[cfg(feature = "s3")]
-        // Another part of the program may have chosen one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        opendal::install_default();
+        {
+            // Another part of the program may have chosen one.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            opendal_http_transport_reqwest::install_default();
+        }
+        opendal::init_default_registry();
         let operator = Operator::from_uri(uri).map_err(io::Error::other)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
         let pauses = RetryLayer::new()
@@ -238,8 +243,13 @@ fn changed(key: &str) -> Error {
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
 }
 
+/// Whether OpenDAL asks for this key when it is asked to: it cuts off white space.
+pub(crate) fn is_reached(key: &str) -> bool {
+    key.trim() == key
+}
+
 /// Whether a path can name it.
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = !name.is_empty() && name != "." && name != "..";
-    plain && name.len() <= 255 && !name.contains(['/', '\0'])
+    plain && name.len() <= NAME_MAX && !name.contains(['/', '\0'])
 }

@@ -1,0 +1,115 @@
+//! A proxy before a store that does to it what networks and stores do.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    Pass,
+    /// Nothing passes, and nothing is closed.
+    Stall,
+    /// Connections are closed as soon as they begin.
+    Refuse,
+    /// Every request is answered with 503.
+    Unavailable,
+    /// Answers break off after some bytes.
+    Cut,
+}
+
+const MODES: [Mode; 5] = [
+    Mode::Pass,
+    Mode::Stall,
+    Mode::Refuse,
+    Mode::Unavailable,
+    Mode::Cut,
+];
+/// Bytes of an answer that is cut.
+const PART: usize = 20_000;
+
+pub struct Proxy {
+    address: SocketAddr,
+    mode: Arc<AtomicU8>,
+}
+
+fn is(mode: &AtomicU8) -> Mode {
+    MODES[usize::from(mode.load(Ordering::SeqCst))]
+}
+
+impl Proxy {
+    pub fn start(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mode = Arc::new(AtomicU8::new(Mode::Pass as u8));
+        let shared = mode.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let mode = shared.clone();
+                std::thread::spawn(move || connection(client, upstream, &mode));
+            }
+        });
+        Self { address, mode }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Also for connections that are there.
+    pub fn set(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::SeqCst);
+    }
+}
+
+fn connection(client: TcpStream, upstream: SocketAddr, mode: &Arc<AtomicU8>) {
+    let Ok(server) = TcpStream::connect(upstream) else {
+        return;
+    };
+    let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let requests = mode.clone();
+    let up = std::thread::spawn(move || {
+        let mut data = [0; 16 << 10];
+        while let Ok(len @ 1..) = from.read(&mut data) {
+            match is(&requests) {
+                Mode::Pass | Mode::Cut => {
+                    if to.write_all(&data[..len]).is_err() {
+                        break;
+                    }
+                }
+                Mode::Stall => {
+                    while is(&requests) == Mode::Stall {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                }
+                Mode::Refuse => break,
+                Mode::Unavailable => {
+                    let answer = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+                    if from.write_all(answer.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    });
+    let (mut from, mut to) = (server, client);
+    let mut data = [0; 16 << 10];
+    let mut passed = 0;
+    while let Ok(len @ 1..) = from.read(&mut data) {
+        while is(mode) == Mode::Stall {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let cut = is(mode) == Mode::Cut && passed + len > PART;
+        if cut || to.write_all(&data[..len]).is_err() {
+            break;
+        }
+        passed += len;
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+    let _ = up.join();
+}
