@@ -373,8 +373,8 @@ fn any_name_is_found_again(store: &(impl At + Sync)) {
 }
 
 fn all(store: &(impl At + Sync)) {
-    any_name_is_found_again(store);
     names_are_as_in_the_store(store);
+    any_name_is_found_again(store);
     random_reads_give_what_was_put(store);
     a_complete_file_is_read_by_the_kernel(store);
     versions_are_never_mixed(store);
