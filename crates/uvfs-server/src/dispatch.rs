@@ -1,4 +1,4 @@
-//! From a request's opcode to the handler that answers it, and from what that gives to the wire.
+//! Calls the handler for a request's opcode, and makes a typed reply of its result.
 
 mod call;
 mod listing;
@@ -28,13 +28,13 @@ pub(crate) async fn answer<F: FileSystem>(
     session: &Session<F>,
     request: &Request<'_>,
 ) -> reply::Outcome {
-    // Where it is made: it is large to move.
+    // Pinned where it is made, as it is large to move.
     let handler = pin!(dispatch(session, request));
     let answered = session.interrupts.guard(request.waits(), handler).await;
     end(answered, request.operation.opcode().name(), request.node)
 }
 
-/// The result of a handler, for the answer: it is `None` after a panic. Logs the error, if it has a message.
+/// Turns the result of a handler, `None` after a panic, into that of the request. Logs an error that has a message.
 pub(crate) fn end<T>(answered: Option<Result<T>>, opcode: &str, node: u64) -> Result<T, Errno> {
     let panicked = || Err(Error::new(Errno::IO, "a handler panicked"));
     let answered = answered.unwrap_or_else(panicked);
@@ -48,7 +48,7 @@ pub(crate) async fn attributes<F: FileSystem>(
     node: u64,
 ) -> Result<abi::Attr, Errno> {
     let mut request = of.like(node, Operation::Getattr(abi::GetattrIn::default()));
-    // Apart from the kernel's and from clients' own.
+    // A number that neither the kernel nor a client uses.
     request.cx.unique |= 1 << 61;
     match answer(session, &request).await? {
         Reply::Attributes(out) => Ok(out.attr),
@@ -56,6 +56,7 @@ pub(crate) async fn attributes<F: FileSystem>(
     }
 }
 
+/// Calls the handler; where that takes several steps, `call.rs` has them.
 async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
     let call = Call { session, request };
     let (fs, cx, node) = (&session.fs, &request.cx, Node(request.node));

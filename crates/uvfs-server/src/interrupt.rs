@@ -50,8 +50,8 @@ pub fn interrupted() -> bool {
     })
 }
 
-/// Whether the caller of the request that is being handled, with this context, is being killed, or is a client
-/// whose session has ended. Other signals do not end what no program expects to be interrupted.
+/// Whether the caller of the request that is being handled, with this context, is being killed, or is a client whose
+/// session has ended. Any other signal does not count: programs do not expect EINTR from calls such as stat(2).
 pub fn is_killed(cx: &Context) -> bool {
     interrupted() && (is_client(cx) || is_dying(cx.pid))
 }
@@ -63,7 +63,7 @@ pub fn is_client(cx: &Context) -> bool {
 
 /// Numbers of clients' requests have this bit, which the kernel's never have: [`Interrupts`] has both.
 const CLIENTS: u64 = 1 << 62;
-/// Of the numbers of a client's requests so many bits count them.
+/// The low bits of such a number, which count a client's requests.
 const COUNT: u32 = 31;
 
 /// The number of a client's request. In steps of two, as the kernel's: the lowest bit marks interrupts.
@@ -196,8 +196,7 @@ impl Interrupts {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Runs a handler so that it can be interrupted, and so that its panic is its own: then there
-    /// is no value.
+    /// Runs a handler so that an INTERRUPT can reach it. Gives `None` if the handler panics.
     pub(crate) async fn guard<T>(
         &self,
         waits: Waits,

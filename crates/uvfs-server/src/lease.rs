@@ -327,9 +327,9 @@ impl Table {
         }
     }
 
-    /// The kernel is to read and write the node without asking from now on; false, and nothing
-    /// happened, where a lease is in the way. There is no end to that by itself: it is not asked to
-    /// stop, so leases wait for [`Table::passed`].
+    /// Lets the kernel read and write the node without asking from now on; false, and nothing happened, if a client
+    /// has a lease or is being granted one. The server can't ask the kernel to stop, so leases wait for
+    /// [`Table::passed`].
     pub(crate) fn pass(&mut self, node: u64) -> bool {
         let n = self.nodes.entry(node).or_default();
         assert!(!n.passing, "a node has one backing file at a time");
@@ -339,7 +339,7 @@ impl Table {
         passing
     }
 
-    /// It no longer does.
+    /// The kernel no longer reads and writes the node without asking.
     pub(crate) fn passed(&mut self, node: u64) {
         let n = self.nodes.get_mut(&node).expect("it has a backing file");
         assert!(n.passing, "it has a backing file");

@@ -1,8 +1,9 @@
 //! The way of a request from a transport to its answer:
 //!
 //! 1. It is decoded, once, from a private copy of its bytes (`request.rs`).
-//! 2. A client's request is authorized first, and its answer accounted (`client/`), which calls [`execute`].
-//! 3. The mount's stage says what else stands before its handler (`stage/`): nothing, in a mount without clients.
+//! 2. `client/` authorizes a client's request before it calls [`execute`], and accounts for the answer afterwards.
+//! 3. `stage/` does what the mount's stage needs before and after the handler; `stage/kernel.rs` is on the way of
+//!    every request of the kernel's.
 //! 4. The file system's handler is called (`dispatch.rs`).
 //! 5. The transport encodes the reply, once, into the memory that it is sent from (`reply.rs`).
 
@@ -41,8 +42,8 @@ pub(crate) fn refuse(stats: &QueueStats, opcode: u32, errno: Errno) -> Outcome {
     }
 }
 
-/// Takes a decoded request, which its sender may make, through the stages up to its reply, and
-/// counts it.
+/// Takes a decoded request, which its sender is allowed to make, through the mount's stage to its reply, and counts
+/// it.
 pub(crate) async fn execute<F: FileSystem>(
     session: &Session<F>,
     stats: &QueueStats,

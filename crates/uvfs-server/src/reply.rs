@@ -154,13 +154,13 @@ thread_local! {
     static LISTINGS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory that a listing lies in for a moment. It is kept for the next: of so much at a time the
-/// allocator gives the pages back to the system, and gets new ones.
+/// Memory that holds a listing until it is sent. The thread keeps it for the next listing: the allocator would return
+/// a block of this size to the system, and map a new one each time.
 #[derive(Debug)]
 pub(crate) struct Scratch(Vec<u8>);
 
 impl Scratch {
-    /// So many bytes of anything.
+    /// `len` bytes of any content.
     pub(crate) fn new(len: usize) -> Self {
         let mut bytes = LISTINGS.with_borrow_mut(Vec::pop).unwrap_or_default();
         bytes.resize(len, 0);
@@ -192,7 +192,7 @@ impl Drop for Scratch {
         const MOST: usize = 4;
         const LARGEST: usize = 128 << 10;
         let bytes = std::mem::take(&mut self.0);
-        // As a thread ends there is nothing to keep it in.
+        // A thread that is ending has no list any more.
         let _ = LISTINGS.try_with(|kept| {
             let mut kept = kept.borrow_mut();
             if kept.len() < MOST && bytes.capacity() <= LARGEST {

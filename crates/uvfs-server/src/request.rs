@@ -18,9 +18,8 @@ pub(crate) const DEPTH: usize = 64;
 
 /// A request as a transport hands it over: bytes, and memory for the answer.
 ///
-/// Header and structure are copies. The payload may be memory that the sender can still change, so
-/// nothing looks at it but [`Message::private`]; the data of a WRITE goes to the store as it is.
-/// The memory is owned until the answer is given.
+/// Header and structure are copies. The sender may still be able to change the payload, so only [`Message::private`]
+/// reads it; the data of a WRITE goes to the store unread. The memory is owned until the answer is given.
 pub(crate) struct Message {
     pub(crate) header: InHeader,
     /// The opcode's structure, and zeros.
@@ -53,8 +52,8 @@ impl Message {
         copy
     }
 
-    /// Whether it is a READ of so many bytes for the page cache; a caller of a direct one waits for it.
-    /// For a transport that chooses the thread before it is decoded there.
+    /// Whether it is a READ of at least `size` bytes for the page cache; the caller of a direct READ waits for that
+    /// one. For the transport, which chooses a thread before that thread decodes the request.
     pub(crate) fn is_large_read(&self, size: u32) -> bool {
         let arg = || abi::ReadIn::read_from_prefix(self.structure());
         let direct = libc::O_DIRECT as u32;

@@ -48,7 +48,7 @@ pub struct ServerOptions {
     pub clients: Option<ClientLimits>,
 }
 
-/// Threads that take longer to start never will.
+/// A thread that has not started after this time never will.
 const START: Duration = Duration::from_secs(20);
 
 /// Ends the process when a queue's thread panics or fails. No thread would answer that queue any more, and its
@@ -103,7 +103,7 @@ fn no_uring(init: &Init) -> Option<String> {
     refused(placement::allowed_cores().map_or(1, |cores| cores.len()))
 }
 
-/// Why there are no rings at all, or not so many; nothing when there are.
+/// Why this process can't have `rings` io_urings, if it can't.
 fn refused(rings: usize) -> Option<String> {
     match runtime::refusal(rings) {
         Ok(None) => None,
@@ -142,7 +142,7 @@ impl Agreed {
                 false
             }
             (Transport::Uring, Some(why)) => {
-                // Unanswered, the mount would wait for ever.
+                // Without an answer to INIT the mount would wait for ever.
                 let _ = session.answer_init(&init, false);
                 return Err(io::Error::other(why));
             }
@@ -281,7 +281,7 @@ struct QueueThreads<'a, F: FileSystem> {
 }
 
 impl<F: FileSystem> QueueThreads<'_, F> {
-    /// Starts a thread that serves a queue. It calls what it is given once it does.
+    /// Starts a thread that serves a queue by `run`, which calls the function that it is given once it serves.
     fn start(
         &mut self,
         name: String,
@@ -318,7 +318,7 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         let crew = uring::Crew::new(self.session, cores.len());
         let wait = self.wait;
         for (index, &core) in cores.iter().enumerate() {
-            // A core that this process may not use is served by another's thread.
+            // The queue of a core that this process may not use is served by another core's thread.
             let ids: Vec<u16> = (0..queues)
                 .filter(|queue| match cores.iter().position(|core| core == queue) {
                     Some(own) => own == index,
@@ -367,8 +367,8 @@ impl<F: FileSystem> QueueThreads<'_, F> {
     }
 }
 
-/// A descriptor for each core's worker. One worker alone where `/dev/fuse` can't be opened again, as
-/// workers can't share one: each decides for itself whether it blocks.
+/// A descriptor for each core's worker. If `/dev/fuse` can't be opened again there is one worker only: workers can't
+/// share a descriptor, because each decides for itself whether it blocks.
 fn devices<F: FileSystem>(
     session: &Session<F>,
     cores: &[usize],
@@ -387,7 +387,7 @@ fn devices<F: FileSystem>(
     }
 }
 
-/// Binds the calling thread to a core: where a sandbox does not let it, it is slower and no more.
+/// Binds the calling thread to a core. If a sandbox forbids that, the thread is only slower.
 fn bind(core: usize) {
     if let Err(error) = placement::bind_to_core(core) {
         tracing::debug!(%error, core, "this thread is bound to no core");

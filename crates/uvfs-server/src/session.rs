@@ -1,4 +1,5 @@
-//! A mounted file system's life: negotiation, what its queues share, its end.
+//! A file system that is served: the negotiation with the kernel, and the state that its queues share. (A client's
+//! session is something else: `client/`.)
 
 mod handle;
 pub(crate) mod stuck;
@@ -97,7 +98,7 @@ pub struct Session<F> {
     socket: OnceLock<PathBuf>,
     pub(crate) tokens: token::Tokens,
     clients: Mutex<Vec<Arc<Attached>>>,
-    /// Counts of clients that are gone, for the next ones.
+    /// Counters of clients that have gone, for the next clients.
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
     /// The ranges that the kernel may have cached, where they are to be dropped again.
     pub(crate) recent: OnceLock<Arc<Recent>>,
@@ -261,7 +262,8 @@ impl<F: FileSystem> Session<F> {
         self.backed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request of the kernel's has moved bytes that the kernel may have cached.
+    /// Notes, for `drop_behind.rs`, bytes that a READ or WRITE of the kernel's has transferred: the kernel may have
+    /// cached them.
     pub(crate) fn moved(&self, node: u64, offset: u64, len: usize) {
         if let Some(recent) = self.recent.get() {
             recent.add(node, offset, len);
@@ -447,7 +449,8 @@ impl<F: FileSystem> Session<F> {
         lock(&self.clients).retain(|other| !Arc::ptr_eq(one, other));
     }
 
-    /// Counts for a client, taken over from one that is gone: they stay few, and nothing is lost.
+    /// Counters for a client. Those of a client that has gone are used again, so that they stay few and no count is
+    /// lost.
     pub(crate) fn client_queue(&self) -> Arc<QueueStats> {
         let spare = lock(&self.spare_queues).pop();
         spare.unwrap_or_else(|| self.add_queue())

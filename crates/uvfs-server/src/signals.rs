@@ -1,4 +1,5 @@
-//! SIGTERM, SIGINT and SIGHUP end the mounts of a program that does nothing about them itself.
+//! SIGTERM, SIGINT and SIGHUP end the mounts of a program that does not handle these signals itself. (`uvfs mount`
+//! does: `end_on_signals`.)
 //!
 //! A handler writes the signal's number into a pipe, which a thread reads. Handlers compose with programs that have
 //! threads of their own; to block the signals would not, as a library can't block them in threads that are there
@@ -118,7 +119,7 @@ impl Drop for Blocked {
     }
 }
 
-/// A mount that signals end, until this is dropped.
+/// While this lives, signals end its mount.
 #[derive(Debug)]
 pub struct OnSignals(u64);
 

@@ -22,7 +22,7 @@ use failures::Failures;
 const OPCODES: usize = 64;
 /// Latencies are counted by their power of two in nanoseconds.
 const BUCKETS: usize = 40;
-/// One request in so many is timed: reading the clock twice for each would show.
+/// One request in this many is timed: to read the clock twice for each would cost too much.
 const TIMED: u64 = 16;
 
 /// One queue's counts.
@@ -40,7 +40,7 @@ pub struct QueueStats {
     spins: AtomicU64,
     sleeps: AtomicU64,
     enters: AtomicU64,
-    /// Requests under way that coherence has to know of and does not.
+    /// Counts requests under way that the table of leases does not know.
     pub(crate) untracked: Untracked,
 }
 
@@ -64,7 +64,7 @@ impl Default for QueueStats {
     }
 }
 
-/// There is one writer, so a load and a store do.
+/// A load and a store are enough, as only the queue's thread writes.
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(
         counter.load(Ordering::Relaxed).wrapping_add(n),

@@ -97,7 +97,7 @@ impl Untracked {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether none is under way. To be asked once the stage has changed.
+    /// Whether no such request is under way. Called after the stage has changed.
     pub(crate) fn is_none(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
     }

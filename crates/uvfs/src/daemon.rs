@@ -64,10 +64,10 @@ impl Report {
         }
     }
 
-    /// The mount answers. The terminal is let go of.
+    /// Reports that the mount answers, and lets go of the terminal.
     pub fn ready(&mut self) -> Result<()> {
         if let Some(child) = self.child {
-            // It ends now.
+            // The child ends now.
             let _ = self.socket.write_all(&[0]);
             let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
             // Does nothing unless systemd started a unit of Type=notify.
@@ -89,12 +89,12 @@ impl Report {
         let _ = self.socket.shutdown(Shutdown::Both);
         // Last, so that an error of the above is still seen.
         rustix::stdio::dup2_stderr(null.as_fd()).context(|| "standard error".into())?;
-        // The one that was started may have been killed meanwhile; the mount stays.
+        // The process that was started may have been killed meanwhile; the mount stays.
         drop(wrote);
         Ok(())
     }
 
-    /// It failed, for this reason. True when another process shows it.
+    /// Reports that the server failed, for this reason. True if another process shows it.
     pub fn failed(&mut self, error: &Error) -> bool {
         let mut message = vec![error.code().max(1)];
         message.extend_from_slice(error.messages().join("\n").as_bytes());
@@ -128,7 +128,8 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
             drop(ours);
             let followed = follow(theirs, path).unwrap_or_else(|| Err(ended()));
             if followed.is_err() {
-                // Its threads may be too many for what unmounts to start, so that it has to be gone.
+                // Wait until the server is gone: as long as it has its threads, the unmounting process may not be
+                // able to start.
                 let deadline = Instant::now() + ANSWER;
                 let goes_on = || {
                     matches!(
@@ -200,8 +201,8 @@ fn take_away(path: &Path) {
     }
 }
 
-/// Has the kernel ask the server of the mount for its root. Any answer but that of a dead mount will do: an error
-/// is the host's.
+/// Has the kernel ask the mount's server for the root. Any answer but a dead mount's shows that the server answers:
+/// other errors are the host's.
 fn look(path: &Path) -> Result<(), Errno> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
     let fresh = AtFlags::STATX_FORCE_SYNC;

@@ -192,8 +192,8 @@ fn place(path: &Path) -> Result<Place> {
     Ok(Place { path, made: false })
 }
 
-/// Refuses a mount point that holds something: the mount would hide it, as no kernel file system's mount says. A mount
-/// of a directory on itself shows what is there.
+/// Refuses a mount point that is not empty, as the mount would hide what is there. A directory that is mounted on
+/// itself hides nothing.
 fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
     let name = path.display();
     if path == Path::new("/") {
@@ -242,8 +242,8 @@ fn serve(source: &Path, origin: Origin, place: &Place, options: &Options) -> Res
         Side::Parent(result) => return result,
     };
     raise_limit();
-    // Before any thread begins: one that did not block them, as an image's monitor of memory, would get
-    // them, and end the server without unmounting.
+    // Before the first thread starts: a signal to a thread that does not block it would end the server without
+    // unmounting. `mounted` blocks them again, to wait for them.
     Signals::block();
     let served = match opened {
         Source::Directory(root) => {
@@ -380,7 +380,7 @@ fn rules(flags: MountFlags) -> MountFlags {
     rules
 }
 
-/// The same of a mount that is there.
+/// The rules of an existing mount, from its line of mountinfo.
 fn rules_of(line: &mount::MountLine) -> MountFlags {
     let has = |word: &str| line.options.split(',').any(|option| option == word);
     let mut rules = MountFlags::empty();
@@ -421,6 +421,7 @@ fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
     }
 }
 
+/// Mounts a file system, and serves it until the mount has ended.
 fn mounted<F: FileSystem>(
     fs: F,
     prepare: impl FnOnce(&Arc<Session<F>>),
@@ -517,7 +518,8 @@ fn say(what: &str) {
     }
 }
 
-/// Has signals end the mount, step by step. The result says whether they went as far as to cut off its users.
+/// Starts the thread that waits for the signals, which end the mount step by step ([`Ending`]). The flag is set if
+/// they have cut off its users.
 fn end_on_signals(signals: Signals, mount: Mount) -> io::Result<Arc<AtomicBool>> {
     let cut_off = Arc::new(AtomicBool::new(false));
     let outcome = cut_off.clone();

@@ -44,9 +44,9 @@ pub(crate) struct Client<F: FileSystem> {
     /// How others recall its leases.
     pub(crate) link: Arc<Link>,
     pub(crate) stats: Arc<QueueStats>,
-    /// As people see it.
+    /// Its entry in the list that `uvfs stats` shows.
     pub(crate) listed: Arc<Attached>,
-    /// Another user's: may use what it imported and nothing else, and only so much.
+    /// Set for another user's client, which may use only what it imported, within limits.
     pub(crate) guest: Option<Arc<Guest>>,
     pub(crate) queue: Arc<ServerQueue>,
     pub(crate) arena: Arc<Arena>,
@@ -60,7 +60,7 @@ pub(crate) struct Client<F: FileSystem> {
     /// Open files and directories: node, handle, whether it is a directory; and how often that was opened, as a
     /// file system may give equal handles.
     pub(crate) handles: RefCell<HashMap<(u64, u64, bool), u64>>,
-    /// Of the handles those that were imported, with open(2)'s flags that they were opened with, and how often.
+    /// Those of the handles that were imported: the flags that open(2) got for each, and how often it was imported.
     pub(crate) imported: RefCell<HashMap<(u64, u64), (u32, usize)>>,
     /// No request is taken any more.
     pub(crate) over: Cell<bool>,
@@ -141,8 +141,8 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Serves one request. `send` is told what becomes of it: the outcome, what the answer has beyond
-    /// FUSE's, and the room for it.
+    /// Serves one request. Calls `send` with the outcome, the bytes that the answer has beyond FUSE's, and the room
+    /// for it.
     pub(crate) async fn serve(
         self: &Rc<Self>,
         message: Message,
@@ -218,7 +218,7 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Changes a token for a handle of the client's own.
+    /// Exchanges a token for a handle of the client's own.
     async fn import(&self, cx: &Context, asked: &ImportIn, tail: &mut Body) -> Outcome {
         let session = &self.session;
         let grant = session.tokens.take(&asked.token, Instant::now());
@@ -231,7 +231,7 @@ impl<F: FileSystem> Client<F> {
             }
             let shared = async { fs.clients().ok_or(Errno::NOSYS)?.share(node, fh).await };
             let fh = shared.await.inspect_err(|_| self.closed(1))?;
-            // From here on it goes when the client goes.
+            // From here on the server closes it when the client goes.
             self.opened(node.0, fh.0, false);
             {
                 let mut imported = self.imported.borrow_mut();
@@ -309,7 +309,7 @@ impl<F: FileSystem> Client<F> {
                 }));
             }
         };
-        // Of a moment at which no other request could change them any more.
+        // Read under the lease, so that no other request can change them any more.
         let (none, getattr) = (Payload::default(), abi::GetattrIn::default());
         let getattr = Operation::Getattr(getattr);
         let request = self.request(node, getattr, Payload::default(), &none);

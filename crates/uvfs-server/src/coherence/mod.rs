@@ -1,9 +1,9 @@
 //! Keeps what clients and the kernel cache in agreement: the waiting, recalling and invalidating
 //! around the table of `lease.rs`.
 //!
-//! Requests come here from `stage/`: those of a plain mount not at all. The requests that change something are counted
-//! before that is known, so that those which began before the first client came are known to have ended before the first
-//! lease is granted.
+//! `stage/` calls this module, in a plain mount for next to nothing. A request that changes something is counted
+//! before it looks at the stage. So the server knows when those that began before the first client came have ended,
+//! and grants the first lease only then.
 //!
 //! A recall goes to the client through its notification ring, and the request that it is for waits
 //! as a task; its queue serves others. Invalidations of the kernel's cache are system calls that
@@ -265,7 +265,7 @@ impl Coherence {
         self.shard(node).table.pass(node)
     }
 
-    /// It was not given one, or has it no longer.
+    /// The kernel was given no backing file after all, or its backing file was closed.
     pub(crate) fn passed(&self, node: u64) {
         self.shard(node).table.passed(node);
     }
@@ -428,7 +428,7 @@ impl Coherence {
         done
     }
 
-    /// Has the kernel write what it has dirty of a node, if it may have something.
+    /// Has the kernel write back its dirty pages of a node, if it may have any.
     async fn write_back(&self, node: u64) {
         if self.writes_back.load(Ordering::Relaxed) {
             self.invalidate(node, 0, 0).await;

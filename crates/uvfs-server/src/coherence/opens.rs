@@ -151,13 +151,14 @@ impl Coherence {
             .await;
     }
 
-    /// So many requests of the kernel may be under way in the background.
+    /// Takes note that the kernel may have `most` requests under way in the background.
     pub(crate) fn set_background(&self, most: u16) {
         let most = usize::from(most).min(DEPTH) / 4;
         self.mixed.most_waits.store(most, Ordering::Relaxed);
     }
 
-    /// Whether reads for the page cache have to be noted.
+    /// Whether some file is open both for writes past the page cache and for use of it, so that reads for the cache
+    /// have to be noted.
     pub(crate) fn mixes(&self) -> bool {
         self.mixed.nodes.load(Ordering::SeqCst) > 0
     }

@@ -74,7 +74,8 @@ impl Shard {
 }
 
 impl Coherence {
-    /// A read of the kernel's begins, which may bring a page back that was invalidated.
+    /// Notes the pages of a read of the kernel's that begins, as it may bring back pages that were invalidated. Does
+    /// nothing in a mount without clients, unless a file is open both ways ([`Coherence::mixes`]).
     pub(crate) fn sees(&self, node: u64, arg: &abi::ReadIn, room: usize) {
         if !self.mixes() && !self.tracks() {
             return;

@@ -49,8 +49,8 @@ impl<F: FileSystem> Call<'_, F> {
         Node(self.request.node)
     }
 
-    /// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those of our own
-    /// clients that ask for it. The flag means nothing in a request of the kernel.
+    /// Whether a read or write is to leave nothing in the store's cache: every one of an uncached mount, and those of
+    /// clients that ask for it. In a request of the kernel's the flag has no meaning.
     fn uncached(&self, asked: bool) -> bool {
         let asked = asked && matches!(self.request.origin, Origin::Client(_));
         (self.session.options.uncached || asked) && self.session.takes_uncached()

@@ -1,4 +1,4 @@
-//! The end of a mount by signals, step by step.
+//! The end of a mount by signals, step by step: for `signals.rs`, and for `uvfs mount` (`end_on_signals`).
 
 use std::io;
 use std::thread::JoinHandle;
@@ -11,7 +11,7 @@ use super::Mount;
 /// How often to look whether a busy mount can be unmounted.
 pub const AGAIN: Duration = Duration::from_millis(250);
 
-/// How far the end has come.
+/// How far the end of a mount has come. (`stage/` has another kind of stage.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// No signal came.
@@ -22,7 +22,7 @@ pub enum Stage {
     Waiting,
     /// Out of the tree, and served until its users are done.
     Detached,
-    /// Cut off.
+    /// Aborted: calls of its users fail.
     Aborted,
 }
 
@@ -63,7 +63,7 @@ impl Ending {
         self.attempt.is_some() || self.stage == Stage::Waiting
     }
 
-    /// Goes on by a step. It waits for nothing: unmounting may have to wait for a slow store.
+    /// Takes the next step. It does not block: a thread unmounts, which may have to wait for a slow store.
     pub fn signal(&mut self, signal: i32) {
         match self.stage {
             Stage::Served => {
@@ -85,7 +85,8 @@ impl Ending {
         match outcome {
             Some(Ok(Err(error))) => self.failed(&error),
             None if self.stage == Stage::Waiting => self.attempt(Mount::unmount),
-            // The end of the server follows.
+            // Once it is unmounted, the kernel ends the connection, and with that the server's threads end
+            // (`Server::wait`).
             _ => {}
         }
     }

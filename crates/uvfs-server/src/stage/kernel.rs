@@ -1,5 +1,6 @@
-//! What the kernel of a mount has to be told beside the answers to its requests: its page cache may be older, or newer,
-//! than what a handler reads or writes (`coherence/opens.rs`), and some answers have no room for all that changed.
+//! Answers the kernel's requests, in every stage, and notifies the kernel of what the answers can't say: its page
+//! cache may be older, or newer, than what a handler reads or writes (`coherence/opens.rs`), and some answers have no
+//! field for all that changed.
 
 use std::ffi::CStr;
 
@@ -16,7 +17,7 @@ use crate::reply::{Body, OpenReply, Outcome, Reply};
 use crate::request::Request;
 use crate::session::Session;
 
-/// Answers a request of the kernel's.
+/// Answers a request of the kernel's, by [`dispatch::answer`].
 pub(super) async fn answer<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
     let (coherence, node) = (&session.coherence, request.node);
     match &request.operation {
@@ -126,8 +127,8 @@ fn opened<F: FileSystem>(session: &Session<F>, node: u64, flags: u32, file: &Ope
     }
 }
 
-/// An access control list is a part of the mode, which the answer does not tell. Of the other attributes only the
-/// time of change moves, and the kernel sees to that.
+/// Whether an extended attribute is an access control list. Setting one may change the mode, which the answer does
+/// not carry. Other attributes change only ctime, which the kernel updates by itself.
 fn is_part_of_mode(name: &CStr) -> bool {
     name.to_bytes().starts_with(b"system.")
 }

@@ -2,18 +2,18 @@
 //!
 //! A mount is in one of three stages, which [`Coherence`](crate::coherence::Coherence) knows:
 //!
-//! - *plain*: the kernel's requests go to their handlers, and the server keeps nothing in mind about them. So it is
-//!   with every mount whose file system reports no changes of the host, while it has no clients.
+//! - *plain*: the kernel's requests go through `kernel.rs` to their handlers, and the server notes nothing about
+//!   them. A mount is plain while it has no clients, and its file system reports no changes of the host.
 //! - *watched*: the file system reports what programs of the host change. The server notes what the kernel may have
 //!   cached, for as long as the kernel may keep it.
 //! - *tracked*: there are clients. Requests wait for leases (`leases.rs`).
 //!
-//! The first client, and the first report, change the stage while requests are under way. Each request of the kernel's
-//! that changes something, or answers with a new node, is counted by its queue before it looks at the stage, and until it
-//! has ended. Both are in one order for all threads (SeqCst). So the thread that changes the stage either sees the count,
-//! and grants no lease until it is gone; or the request sees the new stage. A plain request looks once more at its end: if
-//! the stage has changed meanwhile, its answer is treated as one that is as old as the mount. What was answered before
-//! counts as given to the kernel (`KernelCache::assume_all`).
+//! The first client, and the first report, change the stage while requests are under way. Each request of the
+//! kernel's that changes something, or answers with a new node, is counted by its queue before it looks at the stage,
+//! and until it has ended. All threads see count and stage in one order (SeqCst). So either the thread that changes
+//! the stage sees the count, and grants no lease until the request has ended; or the request sees the new stage. A
+//! plain request looks at the stage again at its end. If it has changed, the answer is treated as if it were as old
+//! as the mount. All that was answered before counts as given to the kernel (`KernelCache::assume_all`).
 
 mod kernel;
 mod leases;
@@ -31,7 +31,8 @@ use crate::session::Session;
 use crate::stats::QueueStats;
 use crate::switch::Stage;
 
-/// Answers a request, as the mount's stage calls for.
+/// Answers a request as the mount's stage needs: by [`without_leases`] in a plain or watched mount, by
+/// [`leases::answer`] in a tracked one.
 pub(crate) async fn answer<F: FileSystem>(
     session: &Session<F>,
     stats: &QueueStats,
@@ -66,9 +67,9 @@ async fn in_turn<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> 
     }
 }
 
-/// Whether a lease that is granted while the request is under way would be wrong: it changes something that may be
-/// cached, or brings attributes without naming their node. Requests that wait for other programs are not counted, nor
-/// reads, which lock the pages that they fill.
+/// Whether no lease may be granted while the request is under way, because it changes something that may be cached,
+/// or brings attributes without naming their node. Requests that wait for other programs are not counted, and neither
+/// are reads: the kernel locks the pages that they fill.
 fn is_counted(operation: &Operation<'_>) -> bool {
     use Operation::*;
     !matches!(

@@ -1,8 +1,8 @@
-//! Of several tasks the one that has the lead takes requests.
+//! The lead among a client's tasks: the task that has it takes the next request.
 //!
-//! It takes a request and answers it itself; only when that has to wait for something, the lead passes
-//! on ([`Lead::pass`]), to a task that rests or to a new one. So a request that waits for nothing costs
-//! no hand-over, and one that does keeps none from being taken.
+//! It takes a request and answers it itself; only when that has to wait for something, the lead passes on
+//! ([`Lead::pass`]), to a task that rests or to a new one. So a request that need not wait costs no hand-over, and
+//! one that waits does not keep others from being taken.
 //!
 //! Tasks of a [`uvfs_io::runtime::Runtime`] may be woken for what they no longer wait for. So the lead
 //! is free until some task has taken it, and a task is listed as resting exactly while
@@ -16,8 +16,7 @@ use std::task::{Poll, Waker};
 pub(super) struct Lead {
     /// No task has it.
     free: Cell<bool>,
-    /// The task that was called, or made, to take it and has not come by yet. There is one while it is
-    /// free.
+    /// The task that was woken, or made, to take the lead and has not run yet. There is one while the lead is free.
     called: Cell<Option<u32>>,
     /// Tasks that rest, by number.
     resting: RefCell<Vec<(u32, Waker)>>,
@@ -37,7 +36,8 @@ impl Lead {
         let was_free = self.free.replace(true);
         assert!(!was_free, "who passes the lead has it");
         if self.called.get().is_some() {
-            // Another came by before it. It takes the lead now, if no other does that again.
+            // Another task took the lead before the called one ran. The called one takes it now, unless another is
+            // first again.
             return None;
         }
         // Not in the condition: the borrow would last while the task is woken.

@@ -82,8 +82,8 @@ impl Drop for Transferring {
     }
 }
 
-/// Whether no thread waits for the answer to an opcode: the client is not woken for it, and takes it along
-/// with the next.
+/// Whether no thread of the client waits for the answer to an opcode. The server does not wake the client for it; the
+/// client takes it along with the next one.
 fn is_told(opcode: u32) -> bool {
     opcode == ext::LEASE_RETURN
         || matches!(
@@ -101,10 +101,10 @@ pub(super) struct Channel<F: FileSystem> {
     busy: Cell<usize>,
     /// Decides which of the tasks that answer requests takes them, see [`Channel::work`].
     lead: Lead,
-    /// How often a request was looked for since other tasks could run.
+    /// How often the queue was polled since other tasks of the thread could run.
     looked: Cell<u32>,
     transferring: Transferring,
-    /// Waits until no request is taken any more, and those that were are answered.
+    /// The task that waits until no request is taken any more, and all are answered.
     end: RefCell<Option<Waker>>,
     /// The socket was closed.
     gone: Cell<bool>,
@@ -175,8 +175,8 @@ impl<F: FileSystem> Channel<F> {
         .await;
     }
 
-    /// Takes requests and answers them, while it has the lead. As many tasks are made as requests wait at
-    /// a time, and then stay: their state is large.
+    /// The body of a task: takes requests and answers them while it has the lead. There come to be as many tasks as
+    /// requests wait at a time; then they stay, because their state is large.
     async fn work(self: Rc<Self>, number: u32) {
         loop {
             if !self.lead.taken(number).await {
@@ -184,7 +184,7 @@ impl<F: FileSystem> Channel<F> {
             }
             while let Some(request) = self.next().await {
                 let mut leads = true;
-                let mut answers = pin!(self.one(request));
+                let mut answers = pin!(self.serve_one(request));
                 std::future::poll_fn(|cx| {
                     let answered = answers.as_mut().poll(cx);
                     if answered.is_pending() && std::mem::take(&mut leads) {
@@ -259,7 +259,7 @@ impl<F: FileSystem> Channel<F> {
         yield_now().await;
     }
 
-    /// Nothing more is taken.
+    /// Takes no more requests.
     fn over(&self) {
         self.client.ends();
         self.client.queue.close();
@@ -352,8 +352,9 @@ impl<F: FileSystem> Channel<F> {
         self.client.stats.waited_here(counts);
     }
 
-    /// Serves one request: takes its bytes out of the entry, and puts those of the answer there.
-    async fn one(&self, request: Submission) {
+    /// Serves one request: takes its bytes out of the entry, has [`Client::serve`] answer it, and puts the answer
+    /// there.
+    async fn serve_one(&self, request: Submission) {
         let client = &self.client;
         let (theirs, _) =
             InHeader::read_from_prefix(&request.header).expect("the area holds a header");

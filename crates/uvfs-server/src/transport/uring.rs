@@ -4,12 +4,12 @@
 //! Each entry is a task. All that a queue's tasks submit, answers and the I/O of handlers alike,
 //! leaves in one system call, which also waits for the next event.
 //!
-//! An entry belongs to the ring that its last command came by, so tasks can move. They do while a
-//! caller streams through the page cache: its thread copies what it has read while the kernel asks
-//! for more, which the thread of another core can serve at the same time. The kernel gives a request
-//! to the entry that became free last, so one entry moves and takes the stream along. So do they while
-//! the kernel writes back its cache: it sends all of that to the queue of one core, many requests at a
-//! time, and no program waits for one of them, so all threads take turns.
+//! An entry belongs to the ring that its last command came by, so its task can move to another thread
+//! (`Crew::place`). It moves while a program streams through the page cache: the program copies what it has read
+//! while the kernel asks for more, which the thread of another core can serve at the same time. The kernel gives a
+//! request to the entry that became free last, so one entry moves and takes the stream along. Tasks also move while
+//! the kernel writes back its cache: it sends all of that to the queue of one core, many requests at a time, and no
+//! program waits for one of them, so all threads take turns.
 
 use std::future::poll_fn;
 use std::io;
@@ -42,9 +42,9 @@ use uvfs_sys::lock;
 const OP_AT: usize = 128;
 const ENTRY_AT: usize = 256;
 
-/// Reads, and writes of what the kernel cached, from so many bytes on are worth another thread.
+/// Reads into the page cache, and writes of the kernel's writeback, may move to another thread from this size on.
 const LARGE: u32 = 128 << 10;
-/// So many in a row are a stream.
+/// This many large reads in a row are a stream.
 const STREAM: u32 = 4;
 
 /// The threads that serve a mount's queues.
@@ -60,7 +60,7 @@ struct Member {
     stats: Arc<QueueStats>,
     /// Set before its entries are registered.
     remote: OnceLock<Remote>,
-    /// Whether others have its core; set if that can be known.
+    /// Whether other threads need its core; set if the watchdog watches the thread.
     relieved: OnceLock<Relieved>,
     /// Entries whose tasks are here.
     tasks: Tasks,
@@ -78,7 +78,7 @@ struct Tasks {
 const ENDED: usize = usize::MAX;
 
 impl Tasks {
-    /// One more is to come; false where the thread has ended, and would not run it.
+    /// Counts a task that is about to come; false if the thread has ended, and would not run it.
     #[must_use]
     fn comes(&self) -> bool {
         let more = |count: usize| (count != ENDED).then(|| count + 1);
@@ -87,7 +87,7 @@ impl Tasks {
             .is_ok()
     }
 
-    /// One has ended, or gone to another thread.
+    /// Takes out a task that has ended, or moved to another thread.
     fn left(&self) {
         let before = self.count.fetch_sub(1, Ordering::AcqRel);
         assert!(before != 0 && before != ENDED, "a task leaves once");
@@ -96,14 +96,14 @@ impl Tasks {
         }
     }
 
-    /// Ends the thread if it has none: then none comes any more.
+    /// Ends the thread if it has no tasks; none can come after that.
     fn end(&self) -> bool {
         (self.count)
             .compare_exchange(0, ENDED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Waits for all of them, and ends the thread.
+    /// Waits until all tasks have left, and ends the thread.
     async fn ended(&self) {
         poll_fn(|cx| {
             *lock(&self.waiting) = Some(cx.waker().clone());
@@ -117,7 +117,7 @@ impl Tasks {
 }
 
 impl<F: FileSystem> Crew<F> {
-    /// Of so many threads.
+    /// A crew of `threads` threads.
     pub(crate) fn new(session: &Arc<Session<F>>, threads: usize) -> Arc<Self> {
         let member = || Member {
             stats: session.add_queue(),
@@ -132,7 +132,7 @@ impl<F: FileSystem> Crew<F> {
         })
     }
 
-    /// How to know whether others have a thread's core.
+    /// Sets how a thread's watchdog tells that other threads need its core.
     pub(crate) fn watched(&self, thread: usize, relieved: Relieved) {
         let _ = self.members[thread].relieved.set(relieved);
     }
@@ -150,8 +150,8 @@ impl<F: FileSystem> Crew<F> {
         }
     }
 
-    /// Has thread `to` go on with an entry whose request no thread has begun with. Gives the request
-    /// back where that thread has not begun, or has ended, as it does with the mount.
+    /// Moves an entry, with a request that no thread has begun to serve, to thread `to`. Gives the request back if
+    /// that thread has not started yet, or has ended with the mount.
     fn hand_over(
         self: &Arc<Self>,
         to: usize,
@@ -177,12 +177,12 @@ struct Queue {
     id: u16,
     /// The thread of the same core.
     home: usize,
-    /// Large reads since the last request that was none.
+    /// Large reads since the last request of another kind.
     streak: AtomicU32,
 }
 
 impl Queue {
-    /// Whether a request goes on with a stream.
+    /// Whether a request continues a stream of large reads.
     fn is_streaming(&self, request: &Message) -> bool {
         let streak = self.streak.load(Ordering::Relaxed);
         if !request.is_large_read(LARGE) {
@@ -354,7 +354,7 @@ async fn serve_entry<F: FileSystem>(
     crew.members[here].tasks.left();
 }
 
-/// The request that the kernel has put into an entry.
+/// Makes a message of the request that the kernel has put into an entry.
 fn take_apart<F: FileSystem>(session: &Session<F>, memory: &QueueEntry) -> Received {
     let mut bytes = [0; size_of::<UringReqHeader>()];
     memory.header.copy_out(0, &mut bytes);
@@ -385,7 +385,7 @@ fn give_answer(memory: &QueueEntry, unique: u64, outcome: &Outcome) {
         memory.payload.copy_in(0, first);
         memory.payload.copy_in(first.len(), second);
     }
-    // One without an answer has to be committed all the same.
+    // The kernel wants a commit also for a request that has no answer.
     let header = reply::header(unique, error, len);
     memory.header.copy_in(0, header.as_bytes());
     let entry = UringEntInOut {
