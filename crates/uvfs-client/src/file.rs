@@ -144,14 +144,12 @@ impl File {
         self.0.cache.wait(self.event(), check);
     }
 
-    /// Makes a call that does no harm when it is made twice, and makes it again when the server went
-    /// meanwhile and came back.
+    /// Makes a call that may be made twice, and repeats it if the server went away meanwhile and came back.
     pub(crate) fn retried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         self.retried_until(&Cell::new(false), |_| call())
     }
 
-    /// As [`File::retried`], but not again once the call has said that it has begun. The call is told
-    /// its session.
+    /// As [`File::retried`], but does not repeat a call that has set `begun`. The call gets the session's number.
     fn retried_until<T>(
         &self,
         begun: &Cell<bool>,
@@ -177,7 +175,7 @@ impl Drop for FileInner {
     }
 }
 
-/// Makes a call once there is a server, and again when that went meanwhile and there is another.
+/// Makes a call once there is a server, and repeats it if that server went away meanwhile and another came.
 pub(crate) fn retried<T>(
     server: &Connection,
     mut call: impl FnMut() -> io::Result<T>,
@@ -185,7 +183,7 @@ pub(crate) fn retried<T>(
     retried_until(server, &Cell::new(false), |_| call())
 }
 
-/// As [`retried`], but not again once the call has said that it has begun.
+/// As [`retried`], but does not repeat a call that has set `begun`.
 fn retried_until<T>(
     server: &Connection,
     begun: &Cell<bool>,
@@ -196,7 +194,7 @@ fn retried_until<T>(
             Some(session) => session,
             None => {
                 server.reconnect()?;
-                // Gone already, perhaps: then the call says it.
+                // If the server has gone away again, the call reports it.
                 server.session().unwrap_or(u64::MAX)
             }
         };

@@ -1,5 +1,5 @@
-//! The C library's functions, as programs call them. Each asks [`with`] for the open file behind its
-//! descriptor and goes on to the next definition where there is none.
+//! The C library's functions, as programs call them. Each asks [`with`] for the imported file behind its descriptor,
+//! and calls the next definition of the function if there is none.
 
 mod status;
 mod transfer;
@@ -166,7 +166,7 @@ fn noted(fd: c_int, flags: c_int) -> c_int {
     }
 }
 
-/// For what this library itself opens.
+/// A guard for a descriptor that this library itself opens.
 fn making() -> Option<table::RaceGuard> {
     (is_inside() && !is_borrowed()).then(table::RaceGuard::makes)
 }
@@ -180,7 +180,7 @@ fn out_of_reach(fd: c_int) -> c_int {
     // SAFETY: numbers; the descriptor is this library's.
     let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
-        // The program was faster, and has closed it: the number has no owner.
+        // The program has closed the descriptor meanwhile.
         if errno() == libc::EBADF {
             return -1;
         }
@@ -234,7 +234,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// Whether the program asks about a descriptor that it doesn't have: it is this library's own.
+/// Whether the program names a descriptor that is not its own but this library's.
 fn is_hidden(fd: c_int) -> bool {
     table::is_own(fd) && !is_inside() && !is_borrowed()
 }
@@ -248,7 +248,7 @@ fn refuses(fd: c_int) -> bool {
     hidden
 }
 
-/// Nothing is served from now on, and this library has no descriptors and threads any more.
+/// Ends serving, and with it this library's descriptors and threads.
 pub(crate) fn leave() {
     aio::leave();
     import::leave();
@@ -273,7 +273,7 @@ pub(crate) fn ending() {
     });
 }
 
-/// Makes way for what will have this number.
+/// Ends what this number stands for, before a call closes or replaces the descriptor.
 fn vacate(fd: c_int) -> Option<table::Closing> {
     if fd < 0 || is_borrowed() {
         return None;
@@ -284,7 +284,7 @@ fn vacate(fd: c_int) -> Option<table::Closing> {
             leave();
             dispatch::retired();
         }
-        // If it comes to nothing, the descriptor lives on without its description.
+        // If that call fails, the descriptor lives on without its description.
         import::publish_fd(fd);
         table::Closing::begin(fd)
     });

@@ -32,14 +32,14 @@ const FUSE: i64 = 0x6573_5546;
 
 struct Attached {
     socket: PathBuf,
-    /// Nothing when it could not be.
+    /// `None` if it could not attach.
     client: Option<Client>,
 }
 
 /// Servers and files.
 struct Servers {
     attached: Vec<Attached>,
-    /// Of sessions that have ended.
+    /// The statistics of sessions that have ended.
     ended: Vec<Stats>,
     /// Devices whose files are left to the kernel.
     foreign: Vec<u64>,
@@ -49,7 +49,7 @@ struct Servers {
 /// The state of this module.
 struct Imports {
     servers: Ranked<Servers, { crate::rank::SERVERS }>,
-    /// Set when nothing shall be imported any more.
+    /// Set once nothing may be imported any more.
     over: AtomicBool,
     /// Set when the library is ready.
     ready: AtomicBool,
@@ -275,8 +275,7 @@ pub(crate) fn may_serve(fd: c_int, wants: Wants) -> bool {
     }
 }
 
-/// The description of a descriptor, imported now if it is time for that; nothing where it is the
-/// kernel's.
+/// The description of a descriptor, whose file is imported now if that pays. `None` leaves the call to the kernel.
 pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
     let worth = |private: bool| match wants {
         Wants::File(moves) => promotion::pays(fd, moves, any),
@@ -330,8 +329,8 @@ fn import(fd: c_int, one: &Use, wants: Wants) {
     }
 }
 
-/// Makes a description that of an open file, with its position if that is private. If other calls
-/// use that in the kernel, all of the description stays there.
+/// Gives a description its imported file, and its position if that is private. If other calls use the position in the
+/// kernel, the whole description stays there.
 fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int, wants: Wants) {
     let here = one.private.load(Ordering::Relaxed) && flags & libc::O_APPEND == 0;
     let own = matches!(wants, Wants::Position(_));
@@ -410,7 +409,7 @@ pub(crate) fn give_up(fd: c_int, one: &Use, why: Why) {
     }
 }
 
-/// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
+/// A file is mapped shared and writable: no server sees what a program stores through the mapping.
 pub(crate) fn mapped(fd: c_int) {
     let mut state = STATE.servers.lock();
     let Some(inode) = candidate(&mut state, fd) else {

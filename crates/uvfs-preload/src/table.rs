@@ -370,8 +370,8 @@ pub(crate) fn own(fd: c_int, is: bool) {
     }
 }
 
-/// Keeps one kind away from the other, as long as that is short: neither waits for what may wait for
-/// it, be it a file that is written as it is closed.
+/// Keeps the program's closing of descriptors and this library's making of them apart, for 10 ms at most: a close may
+/// write its file, and so wait for this library.
 pub(crate) struct RaceGuard(&'static AtomicUsize);
 
 impl RaceGuard {
@@ -401,7 +401,7 @@ impl RaceGuard {
         }
     }
 
-    /// The program closes descriptors, also such as it may not have opened.
+    /// The program closes descriptors, perhaps some that it has not opened.
     pub(crate) fn closes() -> Self {
         Self::enter(&STATE.closing_now, &STATE.making_now, true)
     }

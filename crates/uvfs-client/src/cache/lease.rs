@@ -40,7 +40,8 @@ impl Inode {
         }
     }
 
-    /// Whether `want` may be cached; asks for it unless it was refused or recalled just now.
+    /// Whether the client has a lease of at least `want`. Asks the server for one, unless it was refused or recalled
+    /// just now.
     pub(crate) fn lease(self: &Arc<Self>, want: Lease) -> bool {
         if self.settled().0 >= want {
             return true;
@@ -80,12 +81,12 @@ impl Inode {
             return false;
         }
         if session > st.session {
-            // New as the server came back.
+            // The server came back since: the inode may have another number there.
             (st.session, st.server_node, _) = self.cache.server.names(self.node, 0);
         }
         let useless = st.lease.recalled >= seq || st.lease.recalling;
         if useless || (st.lease.mode == Lease::None && st.lease.changes != changes) {
-            // Recalled before we knew that we have it, or not of what the file now is.
+            // The lease was recalled before its grant arrived, or the file has changed since the grant.
             st.lease.mode = Lease::None;
             debug_assert_eq!(st.dirty, 0, "pages become dirty under a write lease only");
             self.invalidate(&mut st, 0, u64::MAX, &mut freed);

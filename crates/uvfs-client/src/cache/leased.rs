@@ -1,4 +1,4 @@
-//! The lease that this client has of an inode.
+//! The state of this client's lease of an inode; `lease.rs` asks for leases and returns them.
 
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,9 @@ pub(super) struct Leased {
     /// A recall is being answered.
     pub(super) recalling: bool,
     pub(super) granted: Instant,
-    /// Not asked for before.
+    /// The client asks for no lease before this.
     pub(super) again: Instant,
-    /// Nor to be waited for: it was refused because the file is in use without leases.
+    /// The server refused the lease because the file is in use without leases: an append does not wait for it.
     pub(super) taken: bool,
     pub(super) pause: Duration,
     /// The dirty pages were written under a lease of a server that is gone.

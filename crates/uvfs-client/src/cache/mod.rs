@@ -33,8 +33,7 @@ pub(crate) use direct::{Direct, Then};
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 
-/// How often a call is made again because the server went: one that dies of the call is not to do so
-/// for ever.
+/// How often a call is repeated because the server went away: a call that kills every server must come to an end.
 pub(crate) const CARRIED: u32 = 16;
 
 /// The cache's limits.
@@ -139,7 +138,7 @@ impl Drop for Handle {
 
 pub(crate) struct Cache {
     pub(crate) server: Arc<Connection>,
-    /// Takes the reads and writes: the same, or a layer above it.
+    /// Takes the reads and writes: `server`, or a layer above it.
     pub(crate) io: Arc<dyn PageIo>,
     pub(crate) arena: Arc<Arena>,
     /// Bytes of one request.
@@ -168,7 +167,7 @@ pub(crate) struct Cache {
     kick: (Mutex<bool>, Condvar),
     peak: AtomicU64,
     stop: AtomicBool,
-    /// Whether writers below the background limit wake the flusher at its own pace only.
+    /// The flusher was woken and has not looked yet, so it need not be woken again.
     flusher_awake: AtomicBool,
 }
 
@@ -348,8 +347,8 @@ impl Cache {
         for round in 0.. {
             let mut got = self.try_alloc(want, into);
             if got == 0 && (round > 50 || self.dirty.load(Ordering::Relaxed) == 0) {
-                // Nothing that could be written or dropped: calls under way have it all, and may
-                // wait for each other. Then there has to be room.
+                // No page can be written or dropped: calls under way have them all, and may wait for each other. So
+                // pages are taken even if memory is short.
                 got = lock(&self.cold).take_anyway(want, into);
             }
             if got > 0 {
@@ -449,7 +448,7 @@ impl Cache {
         self.dirty.load(Ordering::Relaxed) > self.dirty_limit
     }
 
-    /// Writes everything that is dirty and waits for it; tells of what fails.
+    /// Writes everything that is dirty and waits for it; calls `failed` for each inode that can't be written.
     pub(crate) fn write_all(&self, mut failed: impl FnMut(&Inode, Errno)) {
         let mut gone = false;
         for inode in self.inodes() {
@@ -478,7 +477,7 @@ impl Cache {
         }
     }
 
-    /// Makes writers under the limit again, or fails them with what keeps the pages dirty.
+    /// Makes a writer wait until fewer pages are dirty, or fails it with the error that keeps them dirty.
     pub(super) fn throttle(&self, inode: &Arc<Inode>) -> io::Result<()> {
         if !self.above_limit() {
             return Ok(());
@@ -499,7 +498,7 @@ impl Cache {
                 return Ok(());
             }
             if !started && !inode.under_writeback() {
-                // Our own pages cannot go: their writeback fails. Others' may.
+                // This inode's pages can't be written. Those of other inodes may.
                 if let Some(code) = inode.failing() {
                     return Err(code);
                 }
@@ -522,7 +521,8 @@ impl Cache {
         }
     }
 
-    /// The body of the flusher thread: writes what is old, or too much.
+    /// The body of the flusher thread: writes pages that have been dirty for long, and others while too many are
+    /// dirty.
     pub(crate) fn flusher(weak: &Weak<Self>) {
         loop {
             let Some(cache) = weak.upgrade() else { return };
@@ -554,7 +554,7 @@ impl Cache {
         }
     }
 
-    /// Lets go of the inodes (which refer to the cache): the client is gone.
+    /// Drops the inodes, which refer to the cache, as the client is gone.
     pub(crate) fn forget_all(&self) {
         let inodes = std::mem::take(&mut *lock(&self.inodes));
         for (node, inode) in inodes {

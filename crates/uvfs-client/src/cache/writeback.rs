@@ -24,16 +24,16 @@ const STREAM_PATIENCE: Duration = Duration::from_millis(1);
 /// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
 const FULL_BATCH: usize = 16;
 
-/// A [`Inode::write_and_wait`] of everything that does not block.
+/// An [`Inode::write_and_wait`] of everything in steps, none of which blocks.
 #[derive(Debug)]
 pub(crate) struct Flush {
     /// The inode's errors when it began.
     errors: u64,
-    /// The same for its [`Inode::unsent`].
+    /// The inode's [`Inode::unsent`] when it began.
     unsent: u64,
     /// Requests below this number carry what was dirty.
     before: u64,
-    /// Some of it could not be taken.
+    /// Some dirty pages could not be taken.
     busy: bool,
     passes: u32,
 }
@@ -59,11 +59,11 @@ struct Run {
 /// The fate of pages once they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
-    /// Pages of uncached writes go, the others stay.
+    /// The cache drops the pages of uncached writes, and keeps the others.
     Stay,
-    /// The same, and the writer's next bytes take what goes.
+    /// As `Stay`, and the writer's next bytes take the pages that are dropped.
     Reuse,
-    /// All go, to the writer's next bytes: a stream's, which the cache can't hold.
+    /// The writer's next bytes take all pages: the cache can't hold a stream.
     Pass,
 }
 
@@ -213,7 +213,7 @@ impl Inode {
         let arena = &self.cache.arena;
         let failed = match result {
             Ok(n) if n >= len => None,
-            // The kernel's name for a write that ends short without saying why.
+            // As the kernel reports a write that ends short without an error.
             Ok(_) => Some(Errno::IO),
             Err(e) => Some(e),
         };
@@ -272,7 +272,7 @@ impl Inode {
             Some(code) => {
                 let session = self.cache.server.session();
                 if code == Errno::NOTCONN && session != Some(st.session) {
-                    // The server went: no error of the file's, what is dirty waits for the next.
+                    // The server went away, which is no error of the file: the dirty pages wait for the next server.
                     self.unsent.fetch_add(1, Ordering::AcqRel);
                 } else {
                     self.cache.counters.writeback_errors(1);
@@ -304,17 +304,18 @@ impl Inode {
     /// Starts up to `max` requests where the last batch ended; says whether there were any. Leaves
     /// an inode alone whose writeback has just failed.
     pub(super) fn write_batch(self: &Arc<Self>, max: usize) -> bool {
-        self.write_some(max, |_| u64::MAX)
+        self.write_up_to(max, |_| u64::MAX)
     }
 
     /// As [`Inode::write_batch`], but only as many pages as fill whole requests: the page that a
     /// writer is filling stays, instead of going in several small ones.
     pub(super) fn write_full(self: &Arc<Self>) -> bool {
         let full = self.cache.request_pages() as u64;
-        self.write_some(FULL_BATCH, |dirty| dirty / full * full)
+        self.write_up_to(FULL_BATCH, |dirty| dirty / full * full)
     }
 
-    fn write_some(self: &Arc<Self>, max: usize, budget: impl Fn(u64) -> u64) -> bool {
+    /// Starts up to `max` requests where the last batch ended, for as many pages as `budget` says of the dirty ones.
+    fn write_up_to(self: &Arc<Self>, max: usize, budget: impl Fn(u64) -> u64) -> bool {
         let (cursor, budget) = {
             let st = self.read_state();
             let budget = budget(st.dirty);
@@ -432,8 +433,7 @@ impl Inode {
         flush.before = self.read_state().next_request;
     }
 
-    /// The result, once all of it was written; to be asked again after each event. As
-    /// [`Inode::write_and_wait`].
+    /// The result, once everything is written. Called again after each event. Errors as of [`Inode::write_and_wait`].
     pub(crate) fn step_flush(self: &Arc<Self>, flush: &mut Flush) -> Option<io::Result<()>> {
         loop {
             if Self::in_flight(&self.read_state(), 0, u64::MAX, flush.before) {
@@ -511,7 +511,7 @@ impl Inode {
 }
 
 impl State {
-    /// Whether the server lacks something, as far as is known.
+    /// Whether the server may not have all data yet.
     pub(super) fn is_unwritten(&self) -> bool {
         self.dirty > 0 || !self.in_flight.is_empty()
     }

@@ -32,7 +32,7 @@ pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 pub(super) const DEPTH: u32 = 64;
 /// How long a waiter polls for its reply before it sleeps.
 pub(super) const SPIN: Duration = Duration::from_micros(60);
-/// How old what is published may be, and a little more when nothing happens.
+/// How old the published statistics may be; a little older while nothing happens.
 pub(super) const PUBLISHED: Duration = Duration::from_millis(100);
 /// Entries that only the answers to recalls take.
 pub(super) const FOR_RECALLS: u32 = 4;
@@ -40,7 +40,7 @@ pub(super) const FOR_RECALLS: u32 = 4;
 thread_local! {
     /// This thread answers recalls.
     pub(super) static ANSWERS_RECALLS: Cell<bool> = const { Cell::new(false) };
-    /// This thread must not wait for the watcher: it is it, or the watcher may wait for it.
+    /// This thread must not wait for the watcher: it is the watcher, or the watcher may wait for this thread.
     pub(super) static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Told {
 
 pub(super) enum Waiting {
     Free,
-    /// A read or write: whether the reply is a `fuse_write_out`, and what to do then.
+    /// A read or write: its direction, the most bytes that it moves, and the function to call at its end.
     Data(Op, usize, Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
@@ -101,11 +101,11 @@ pub(super) struct Channel {
     pub(super) broken: AtomicBool,
     pub(super) stop: AtomicBool,
     pub(super) reaper: Mutex<Option<JoinHandle<()>>>,
-    /// Last, as fields are dropped in order: what is told to be gone is closed.
+    /// The last field, as fields are dropped in order: descriptors are closed before `told` hears that they are gone.
     pub(super) descriptors: Descriptors,
 }
 
-/// All that a session has open, and the function to call when that begins and ends.
+/// The descriptors of a session, and the function that is told when they come and go.
 pub(super) struct Descriptors {
     pub(super) open: Vec<RawFd>,
     pub(super) told: Option<OnDescriptor>,
@@ -265,7 +265,7 @@ impl Channel {
         any
     }
 
-    /// One round of [`Channel::drain`]; false when another thread is at it, or all is over.
+    /// One round of [`Channel::drain`]; false when another thread drains, or the session is over.
     pub(super) fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Done, i32, usize)> = Vec::new();
         let mut any = false;
@@ -396,7 +396,7 @@ impl Channel {
         match sign {
             Sign::Lives => {}
             Sign::Ask => {
-                // Of no client's business, so every server refuses it without looking at a file.
+                // No client may send an INTERRUPT, so every server refuses it without looking at a file.
                 if let Some(id) = self.queue.reserve() {
                     let (opcode, op) = (Opcode::Interrupt as u32, abi::InterruptIn::default());
                     self.send(id, opcode, ROOT, op.as_bytes(), &[], &[], Waiting::Ignored);
@@ -406,15 +406,16 @@ impl Channel {
             Sign::Silent => {
                 tracing::error!(after = ?self.answers, "the server lives and answers nothing");
                 self.dead.store(true, Ordering::Release);
-                // If it goes on it finds a client that is gone: it writes what is dirty, and closes the socket, which
-                // the watcher waits for. Until then it may still answer into this session's memory.
+                // A server that goes on after all finds that the client is gone: it writes the dirty pages, and
+                // closes the socket, which the watcher waits for. Until then it may still answer into this session's
+                // memory.
                 let _ = self.socket.shutdown(std::net::Shutdown::Write);
                 self.fail_all();
             }
         }
     }
 
-    /// Takes completions in the calling thread until `done` or the time for that is over.
+    /// Takes completions in the calling thread until `done` is true, or the time for polling is over.
     pub(super) fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.pollers.fetch_add(1, Ordering::AcqRel);
         self.queue.disarm();
@@ -430,7 +431,7 @@ impl Channel {
                 self.drain();
             }
             if !answered && self.reaper_rests.load(Ordering::Acquire) {
-                // It has to take what this thread goes on to wait for.
+                // The reaper has to take the answer that this thread goes on to wait for.
                 self.unpark_reaper();
             }
         }
@@ -483,7 +484,7 @@ impl Channel {
         !self.dead.load(Ordering::Acquire) && !self.queue.server_closed()
     }
 
-    /// Ends the session: whatever waits for its server fails.
+    /// Ends the session: everything that waits for its server fails.
     pub(super) fn end(&self) {
         self.dead.store(true, Ordering::Release);
         self.stop.store(true, Ordering::Release);

@@ -107,8 +107,8 @@ struct Inner {
     /// The connection, until it is attached.
     first: Mutex<Option<UnixStream>>,
     current: ArcSwapOption<Channel>,
-    /// One socket for all attempts to reach the next server. Making it takes numbers that a program
-    /// under `uvfs run` may close or count on, so it is made while that waits for this client.
+    /// One socket for all attempts to reach the next server. It is made in advance, while a program under `uvfs run`
+    /// waits for this client: making it takes descriptor numbers that the program may close or count on.
     spare: Mutex<Option<Ready>>,
     /// A session that is to become the current one.
     next: Mutex<Option<Arc<Channel>>>,
@@ -118,8 +118,8 @@ struct Inner {
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// To the thread that answers recalls, once there is one.
     recalled: Mutex<Option<Receiver<(u64, Recall)>>>,
-    /// This process's, found before it attaches: the threads that publish do no I/O of their own, as
-    /// the program's functions for that may be this client's.
+    /// The process's name, read before it attaches. The threads that publish it do no I/O of their own, as the
+    /// program's I/O functions may lead into this client.
     name: [u8; 16],
     /// Set by [`Connection::tell`].
     cache: Arc<OnceLock<Weak<dyn Events>>>,

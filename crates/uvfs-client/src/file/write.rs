@@ -108,8 +108,8 @@ impl File {
             && f.inode.direct_round(len) == len
     }
 
-    /// Gets ready for such a write. The guard that it returns keeps the size where it is, and is to be held
-    /// until the pieces are sent; `None` when the write would make the file longer.
+    /// Prepares such a write. The caller holds the guard, which keeps the size as it is, until the pieces are sent.
+    /// `None` if the write would make the file longer.
     pub(super) fn prepare_write(
         &self,
         offset: u64,
@@ -158,14 +158,14 @@ impl File {
                 }
                 Some(at) => (at, self.write_cached(bufs, len, at, flags)?),
             };
-            // Given up before that was in the cache: then the server did not find it there.
+            // If the session ended before the data was in the cache, the server's recovery did not find it there.
             fence(Ordering::SeqCst);
             if f.cache.server.session() != Some(session) {
                 return Err(Errno::NOTCONN);
             }
             Ok(written)
         };
-        // Data that may have been appended is not appended again; at a fixed offset it does no harm.
+        // A write at a fixed offset may be repeated. An append that has begun may not.
         let again = Cell::new(false);
         let (at, done) = self.retried_until(offset.map_or(&begun, |_| &again), write)?;
         if done == 0 {

@@ -18,20 +18,20 @@ struct Dirtied {
     idle: u64,
 }
 
-/// The condition that a write waits for.
+/// What a write has to get before it goes on.
 enum Need {
     /// The lease for it.
     Lease,
     Pages,
     /// The end of the read that fills the page.
     Read,
-    /// The page's dirty bytes written: the new ones do not meet them.
+    /// A flush of the page: the new bytes do not adjoin its dirty ones.
     Flush(u64),
 }
 
 impl Inode {
-    /// A buffered write of all slices at `offset`. The caller holds the write lock. Answers how much
-    /// was written: less than all when the lease for it (number `lease`, or any) is gone.
+    /// A buffered write of all slices at `offset`. The caller holds the write lock. Gives the bytes written: fewer
+    /// than all if the write lease (number `lease`, or any) is gone.
     pub(crate) fn write(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
@@ -192,7 +192,7 @@ impl Inode {
                     chunk.dropbehind.set(i);
                 }
                 if n < PAGE_SIZE && index * PAGE >= st.server_size {
-                    // Nothing but zeros can be around it.
+                    // The page is beyond the end of the file at the server: around the new bytes are zeros.
                     arena.zero(page, 0, start);
                     arena.zero(page, start + n, PAGE_SIZE - start - n);
                     chunk.uptodate.set(i);
