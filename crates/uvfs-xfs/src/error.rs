@@ -69,7 +69,7 @@ impl Error {
         }
     }
 
-    /// Whether it only says that the device would have to be waited for.
+    /// Whether the reader only failed because it must not wait for the device.
     pub(crate) fn would_wait(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
     }

@@ -257,7 +257,7 @@ pub(crate) struct Ctx<'a> {
     /// The log sequence number of the log's end, if that is known.
     pub head_lsn: Option<u64>,
     pub usage: Option<Mutex<Usage>>,
-    /// Everything that is looked at was counted before and is to count no more.
+    /// This pass takes back what an earlier one has counted.
     pub undo: bool,
 }
 

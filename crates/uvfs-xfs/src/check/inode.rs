@@ -1,4 +1,4 @@
-//! Inodes: cores and forks.
+//! Inodes: cores and forks. [`Inode::parse`] tests what an inode needs to be decoded, `core` the other fields.
 
 mod fork;
 mod scan;
@@ -15,7 +15,7 @@ pub(crate) use scan::scan;
 
 /// Reads of inodes in flight or waiting to be checked.
 const READS_AHEAD: usize = 96;
-/// Of these, how many are looked through for what their inodes lead to.
+/// The reads at the front of these whose inodes' blocks are read ahead, too.
 const SURVEYED: usize = 48;
 /// Blocks of one fork that are read ahead; more are when they are gone through.
 const FORK_AHEAD: u32 = 16;
@@ -146,7 +146,7 @@ pub(crate) fn used_inode(
     (kind as u32, inode.nlink)
 }
 
-/// The fields of the core that [`Inode::parse`] takes as they come.
+/// Tests the fields of the core that [`Inode::parse`], and so the reader, does not test.
 fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     let (g, report) = (ctx.g, ctx.report);
     let f = &g.features;

@@ -1,8 +1,8 @@
 //! Serving an image, read-only.
 //!
-//! A node's number is its inode number, except for the root. Nothing changes, so that the kernel
-//! may keep all that it was told, and there is nothing to open: it is told so with the first
-//! open, and from then on opens and closes without asking.
+//! A node's number is its inode number, except for the root. The image does not change, so the kernel may keep all
+//! that it was told. Files need no open, either: the server says so at the first one, and from then on the kernel
+//! opens and closes without asking.
 //!
 //! File data goes from the device straight into the answer, on the ring of the thread.
 
@@ -35,9 +35,9 @@ const READAHEAD_CLUSTERS: usize = 16;
 /// Entries that it looks at for that: about as many as the kernel takes at a time.
 const READAHEAD_ENTRIES: usize = 256;
 
-// The ioctls of inode flags (linux/fs.h); the size in the numbers of the first two is that of a long.
 /// Threads of each user that read without a ring.
 const READERS: usize = 8;
+// The ioctls of inode flags (linux/fs.h); the size in the numbers of the first two is that of a long.
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
@@ -50,13 +50,13 @@ const STATX_ATTR_IMMUTABLE: u64 = 0x10;
 const STATX_ATTR_APPEND: u64 = 0x20;
 const STATX_ATTR_NODUMP: u64 = 0x40;
 
-/// After so many misses a request waits, so that it ends even if the cache is far too small.
+/// After this many misses a request waits for its blocks, so that it ends even if the cache is far too small.
 const MISSES: usize = 1024;
 
 /// The missing item where the kernel names a node that does not exist.
 const GONE: &str = "inode with this number";
 
-/// One listing in so many is a sample, see [`Asked`].
+/// One listing in this many is a sample, see [`Asked`].
 const SAMPLE: u32 = 32;
 
 /// A volume as the server serves it. The mount must be read-only.
@@ -178,7 +178,7 @@ impl XfsFs {
         Ok(op()?)
     }
 
-    /// Brings blocks into the cache. That it failed is seen when they are read.
+    /// Brings blocks into the cache. A failure shows when they are read.
     async fn fetch(&self, cx: &Context, extents: Vec<DiskExtent>) {
         let Some(file) = &self.data else {
             let volume = self.volume.clone();

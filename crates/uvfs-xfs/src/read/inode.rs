@@ -133,7 +133,8 @@ impl Inode {
         &self.raw
     }
 
-    /// Checks and decodes the inode `ino` from its bytes (one inode size of them).
+    /// Decodes the inode `ino` from its bytes (one inode size of them), after tests of what that needs. The checker
+    /// tests the other fields (`check/inode.rs`).
     pub fn parse(ino: u64, raw: &[u8], g: &Geometry) -> Result<Inode> {
         let bad = |fault| Error::corrupt("inode", At::Inode(ino), fault);
         let d = check_dinode(raw, &g.ident(0, Some(ino))).map_err(bad)?;

@@ -1,5 +1,6 @@
-//! The kinds of metadata buffer that are written: each seals its checksums before a write and
-//! checks them afterwards, so that nothing unsealed reaches the disk.
+//! Verifiers for the buffer cache: each tests the magic number and checksums of a kind of metadata buffer when it is
+//! read, and seals the checksums before it is written. Clusters of inodes are read without one:
+//! [`Inode::parse`](super::inode::Inode::parse) tests each inode's checksum.
 //!
 //! Where each structure keeps its checksum is in [`crate::format`]; version 5 only.
 

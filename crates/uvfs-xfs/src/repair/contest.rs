@@ -1,4 +1,4 @@
-//! Blocks that more than one inode claims: whose they are.
+//! Decides which inode owns a block that more than one claims.
 //!
 //! A claim is proven by a record of the reverse mapping tree, or by a block of metadata that names its
 //! owner.
@@ -15,9 +15,9 @@ use std::collections::HashMap;
 pub(crate) enum Claim {
     /// It claims none of them.
     None,
-    /// All that it claims is its own.
+    /// Each of its claims is proven.
     Proven,
-    /// It may be wrong.
+    /// A claim of its may be wrong.
     Unproven,
 }
 

@@ -9,15 +9,15 @@ use crate::read::inode::{Fork, Inode, flags_fit};
 
 /// The fate of an inode.
 pub(crate) enum Core {
-    /// It can be read now.
+    /// Its fields are corrected: it can be decoded now.
     Keep,
-    /// It is free.
+    /// It is a free inode, and was made anew.
     Free,
-    /// It is lost.
+    /// It can't be repaired, for this reason.
     Clear(&'static str),
 }
 
-/// Where the forks are in an inode of these fields.
+/// The offset of an inode's attribute fork; the end of the inode if it has none.
 fn attr_at(d: &Dinode, size: usize) -> usize {
     match d.v2.forkoff {
         0 => size,
@@ -25,7 +25,7 @@ fn attr_at(d: &Dinode, size: usize) -> usize {
     }
 }
 
-/// Sets the fields of an inode right.
+/// Corrects the fields of an inode, so that it can be decoded.
 pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
     let g = m.g.clone();
     let Ok(d) = Dinode::at(raw, 0) else {
@@ -155,7 +155,7 @@ fn plausible(g: &Geometry, bytes: &[u8]) -> Vec<u64> {
     sums
 }
 
-/// Sets the forks' places, formats and counts right. Gives why it cannot be.
+/// Corrects the forks' places, formats and counts. Gives the reason if that is impossible.
 fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&'static str> {
     let g = m.g.clone();
     let Ok(d) = Dinode::at(raw, 0) else {
@@ -211,7 +211,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     if d.v2.format == FORMAT_LOCAL && !local_fits && kind == FileType::Directory {
         d.v2.size.set(data_len as u64);
     } else if !allowed.contains(&d.v2.format) || (d.v2.format == FORMAT_LOCAL && !local_fits) {
-        // Which of the formats do the numbers speak for?
+        // The format that the counts and the size fit.
         let data = &raw[DINODE_V3_SIZE..DINODE_V3_SIZE + data_len];
         let sums = plausible(&g, data);
         let (n, _) = d.extent_counts();
@@ -298,7 +298,7 @@ fn count_extents(m: &Mend<'_>, d: &Dinode, raw: &mut [u8]) {
     let total = d.v2.nblocks.get();
     let sum = |i: usize, k: usize| data.get(i).zip(attr.get(k)).map(|(a, b)| a + b);
     let mut best = (n as usize, an as usize);
-    // All that look like extents are counted: then the number of blocks is what is wrong.
+    // If the counts cover all extents that make sense, the number of blocks is wrong.
     let all = (data.len() - 1, attr.len() - 1) == best;
     if !all && sum(best.0, best.1) != Some(total) {
         let pairs = (0..data.len()).flat_map(|i| (0..attr.len()).map(move |k| (i, k)));

@@ -54,7 +54,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
                         _ => {}
                     }
                 }
-                None if free && !m.is_bad(ino) => m.found(agno as usize, slot, 0),
+                None if free && !m.is_bad(ino) => m.note_kind(agno as usize, slot, 0),
                 _ => later.push((claim, ino, slot)),
             }
         });
@@ -68,7 +68,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
     }
     for (seen, maps) in std::mem::take(&mut unbuilt.trees) {
         let old = m.raw(seen.ino).unwrap_or_default();
-        finish(m, seen, &old, maps, &mut unbuilt);
+        build_forks(m, seen, &old, maps, &mut unbuilt);
     }
     for ino in unbuilt.attrs {
         super::attr::mend(m, ino);
@@ -76,7 +76,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
     for agno in 0..m.ags.len() {
         for slot in 0..m.ags[agno].kind.len() {
             if m.ags[agno].kind[slot] & EXPECTED != 0 {
-                m.found(agno, slot, 0);
+                m.note_kind(agno, slot, 0);
             }
         }
     }
@@ -187,7 +187,7 @@ fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, raw: &[u8], why: &str) {
     m.recount = true;
     let ag = agno(&m.g, ino);
     let kind = FileType::from_mode(d.v2.mode.get()) as u8;
-    m.found(ag, slot, kind);
+    m.note_kind(ag, slot, kind);
     m.ags[ag].nlink[slot] = d.v2.nlink.get();
 }
 
@@ -195,7 +195,8 @@ fn agno(g: &Geometry, ino: u64) -> usize {
     g.inode(ino).map_or(0, |a| a.agno as usize)
 }
 
-/// Follows an inode that may have findings. Extents that its data fork forgot are taken from those `mapped`.
+/// Corrects the fields of an inode that has findings, or clears it, and follows its forks. Extents that its data fork
+/// has lost are taken from `mapped`.
 fn damaged(
     m: &mut Mend<'_>,
     ino: u64,
@@ -215,7 +216,7 @@ fn damaged(
     let mut raw = old.to_vec();
     match super::fields::core(m, ino, &mut raw) {
         super::fields::Core::Keep => {}
-        super::fields::Core::Free => return m.found(agno(&m.g, ino), slot, 0),
+        super::fields::Core::Free => return m.note_kind(agno(&m.g, ino), slot, 0),
         super::fields::Core::Clear(why) => return clear(m, ino, slot, old, why),
     }
     store_crc(&mut raw, DINODE_CRC_OFFSET);
@@ -272,18 +273,18 @@ fn follow(
         m.recount |= map.rebuild;
     }
     let ag = agno(&m.g, seen.ino);
-    m.found(ag, seen.slot, kind as u8);
+    m.note_kind(ag, seen.slot, kind as u8);
     m.ags[ag].nlink[seen.slot] = seen.inode.nlink;
     if seen.takes_blocks(&maps) {
         unbuilt.trees.push((seen, maps));
         return None;
     }
-    finish(m, seen, old, maps, unbuilt)
+    build_forks(m, seen, old, maps, unbuilt)
 }
 
-/// Builds the forks of an inode whose blocks are claimed, where they need it, and sets its fields right. `old`
-/// is on disk. Gives the inode back if nothing had to be changed.
-fn finish(
+/// Rebuilds forks of an inode whose blocks are claimed, if they need it, and corrects its counts. `old` is on disk.
+/// Gives the inode back if nothing had to be changed.
+fn build_forks(
     m: &mut Mend<'_>,
     seen: Seen,
     old: &[u8],
@@ -420,7 +421,7 @@ fn put_fork(
     true
 }
 
-/// A size that makes no sense is that of the extents.
+/// Replaces a size that makes no sense by that of the extents.
 fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
     if let Ok(d) = DinodeV2::at_mut(raw, 0)
         && i64::try_from(d.size.get()).is_err()
@@ -432,8 +433,8 @@ fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
 }
 
 impl Mend<'_> {
-    /// An inode was looked at: this is its kind, 0 if it is free.
-    fn found(&mut self, ag: usize, slot: usize, kind: u8) {
+    /// Notes the kind of an inode that was looked at: 0 if it is free.
+    fn note_kind(&mut self, ag: usize, slot: usize, kind: u8) {
         let known = &mut self.ags[ag].kind[slot];
         self.again |= *known != UNSEEN && *known & !EXPECTED != kind;
         *known = kind;

@@ -1,13 +1,13 @@
-//! Numbers that the check has counted, and that nothing else depends on: they are set, and neither
-//! is anything else read, nor need all be checked again.
+//! Sets numbers that the check has counted and that nothing else depends on. The repair then reads nothing else, and
+//! needs no second check.
 
 use super::{Mend, log};
 use crate::check::{Counter, Finding, Late, Place, Problem};
 use crate::format::*;
 use std::mem::offset_of;
 
-/// Sets the counters right, if all findings are about such; or formats the log, if all are about log
-/// sequence numbers that are ahead of it.
+/// Sets the counters, if all findings are about counters; or formats the log, if all are about log sequence numbers
+/// ahead of it.
 pub(crate) fn mend(m: &mut Mend<'_>, found: &[Finding], count: u64, late: Late) -> bool {
     if count > 0 && late.count == count {
         m.max_lsn = m.max_lsn.max(late.latest);

@@ -5,23 +5,23 @@
 //! below repair it, and the next round's check tells whether that was enough. Without findings there
 //! is nothing to do; `-n` is the same work, with the changes thrown away.
 //!
-//! Numbers that the check itself has counted, such as link counts, are set right without more ado
-//! ([`local`]). Otherwise a round is:
+//! If all findings are numbers that the check itself has counted, such as link counts, [`local`] sets them. Otherwise
+//! a round is:
 //!
 //! 1. Geometry and superblock ([`superblock`]): the primary one if most copies agree with it,
 //!    otherwise a copy.
-//! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose
-//!    trees are damaged, all whose inodes name themselves. Each inode's fields are set right and its
-//!    forks followed; blocks belong to the inode that claims them first: inodes without findings before others,
-//!    and those that can prove their claim ([`contest`]) before those that cannot. An extent that leads outside or to another's blocks is cut off its file.
+//! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose trees are damaged,
+//!    all whose inodes name themselves. Each inode's fields are corrected and its forks followed. A block belongs to
+//!    the inode that claims it first: inodes without findings go before others, and those that can prove their claim
+//!    ([`contest`]) before those that cannot. An extent that leads outside, or to another inode's blocks, is cut off.
 //! 3. Directories ([`dir`]), in the same pass, and attributes ([`attr`]): those with damage are built
 //!    anew from their good entries. An entry is believed to say the type of an inode that comes
 //!    later; where that turns out wrong, the directories are read once more.
 //! 4. Links ([`links`]): one parent for each directory, link counts, and what no directory leads to
 //!    into lost+found, named by its number.
-//! 5. Groups ([`groups`]): the headers and B-trees of the groups are built from what the inodes own.
-//!    Step 2 has seen that; only if blocks changed hands in another way than by directories that were
-//!    built anew, all inodes are walked again. The blocks come from space that nothing used before.
+//! 5. Groups ([`groups`]): the headers and B-trees of the groups are built from what the inodes own. Step 2 has
+//!    recorded that. The inodes are walked again only if blocks have got another owner otherwise than by rebuilt
+//!    directories. The new blocks come from space that nothing used before.
 //! 6. Counters, superblock copies, and the log.
 //!
 //! The changes go to disk in this order, with a flush after each step: the mark that a repair is
@@ -80,9 +80,9 @@ const MAX_ROUNDS: usize = 6;
 /// Directories that are looked through for the paths of inodes: with more this could take longer than all
 /// else.
 const PATH_DIRS: usize = 200;
-/// Of a bound on memory, the part that changed sectors may take; more go to a temporary file.
+/// Changed sectors may take this part (an eighth) of a bound on memory; more go to a temporary file.
 const KEPT_SHARE: u64 = 8;
-/// Changes that are told in full.
+/// The most changes that are reported in full.
 const MAX_CHANGES: usize = 10_000;
 
 /// How to repair.
@@ -147,6 +147,7 @@ pub fn repair(
         ..options.check.clone()
     };
     let mut first = None;
+    // The first check, and all of the repair if the damage is of the kinds that `quick.rs` names.
     if bound.is_none() {
         let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
         let (mut m, before) = Mend::new(&disk, sb, g.clone(), as_is, &state);
@@ -168,7 +169,7 @@ pub fn repair(
             Some(outcome) => outcome,
             None => check::keeping(disk.clone(), &checking, progress, false)?.0,
         };
-        // The paths that are known then are those of the first findings.
+        // Only the first findings are given paths.
         checking.path_dirs = Some(0);
         out.inodes = outcome.inodes;
         if out.rounds == 0 {
@@ -206,8 +207,8 @@ pub fn repair(
     finish(m, out, options, sink)
 }
 
-/// Of the superblocks that a repair may go by the one whose UUID most group headers have, then the one with which
-/// the check sees most inodes, and then finds least, less what is said of the copies.
+/// Chooses a superblock: the one whose UUID most group headers have; among equals the one with which the check sees
+/// most inodes; then the one with fewest findings, those about superblock copies not counted.
 fn better(
     choices: Vec<superblock::Choice>,
     blocks: &Arc<dyn Blocks>,
@@ -243,7 +244,7 @@ fn better(
     }
 }
 
-/// Tells what was changed, and writes it if that is all that there was to repair.
+/// Reports the changes, and writes them to the image if no finding is left.
 fn finish(
     mut m: Mend<'_>,
     mut out: RepairOutcome,
@@ -307,7 +308,7 @@ pub(crate) struct Mend<'a> {
     all_bad: bool,
     /// Structures of groups with findings, and some that are about no group.
     hurt: HashSet<(Structure, u32)>,
-    /// Inodes of which the findings say that they share blocks.
+    /// Inodes that, as findings say, share blocks without the flag for that.
     pub sharing: HashSet<u64>,
     /// The structures of an inode that the findings are about.
     pub about: HashMap<u64, HashSet<Structure>>,
@@ -318,11 +319,11 @@ pub(crate) struct Mend<'a> {
     pub changes: Vec<Change>,
     pub change_count: u64,
     said: HashSet<Change>,
-    /// Blocks changed hands.
+    /// The groups' trees have to be built anew: they are damaged, or blocks have got another owner.
     pub moved: bool,
     /// The inodes have to be walked again to know whose the blocks are.
     pub recount: bool,
-    /// An entry of a directory was taken to be of a type that its inode turned out not to have.
+    /// A directory's entry was believed about the type of its inode, which turned out to have another.
     pub again: bool,
     /// The directory lost+found, if it was needed.
     pub lost: Option<u64>,
@@ -393,7 +394,7 @@ impl<'a> Mend<'a> {
         (m, found)
     }
 
-    /// Takes down what was found; gives whether log sequence numbers are ahead of the log.
+    /// Notes which inodes and groups the findings are about; gives whether log sequence numbers are ahead of the log.
     fn read_findings(&mut self, found: &[Finding]) -> bool {
         self.bad.clear();
         self.hurt.clear();
@@ -425,7 +426,7 @@ impl<'a> Mend<'a> {
         late
     }
 
-    /// Repairs what was found.
+    /// Repairs what `found` is about, in one round. With `more`, there were findings that are not in the list.
     fn round(&mut self, found: &[Finding], more: bool) {
         self.all_bad = more;
         self.moved = more;
@@ -437,8 +438,8 @@ impl<'a> Mend<'a> {
             chunks::collect(self, agno);
         }
         space::begin(self);
-        // Damage of a group's own structures is repaired first. The next check finds what it
-        // hid of inodes and directories.
+        // If only the groups' own structures are damaged, only those are repaired. The next check finds what that
+        // damage hid of inodes and directories.
         if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
             let tree = inode::all(self);
             links::settle(self, tree);

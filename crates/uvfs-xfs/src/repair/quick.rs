@@ -1,10 +1,10 @@
-//! Damage that the check sees the whole of is repaired with what the check has counted, and only what was
-//! changed is checked again.
+//! Makes the first check of a repair, and repairs damage of which the check sees the whole: with what the check has
+//! counted, so that only what was changed is checked again.
 //!
-//! That is damage of directories, whatever it does to the inodes that they lead to, and of what tells
-//! which blocks are free. Inode B-trees, if nothing else of the groups is damaged, are built anew from the
-//! inodes before the inodes are checked. Trees that are sound say whose all other blocks are. Whenever the
-//! outcome is not a sound file system, all of it is thrown away, and the repair repairs everything in rounds.
+//! Such is damage of directories, with what follows for the inodes that they lead to, and of the structures that say
+//! which blocks are free. Inode B-trees, if nothing else of the groups is damaged, are built anew from the inodes
+//! before the inodes are checked. Trees that are sound say who owns all other blocks. If the outcome is not a sound
+//! file system, these changes are dropped, and `repair/mod.rs` repairs in rounds.
 
 use super::dir::{self, DirectoryTree};
 use super::space::{self, AgToMend, FoundChunk};
@@ -35,7 +35,7 @@ const MAX_SHARED: u64 = 1 << 22;
 pub(crate) enum Quick {
     /// The file system is sound now.
     Mended(RepairOutcome),
-    /// Nothing was repaired. The result of the check of all, if it was of the image as it is.
+    /// Nothing was repaired. Has the outcome of the check, if that was complete and of the unchanged image.
     Not(Option<CheckOutcome>),
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn mend(
             return Ok(Quick::Not(None));
         }
         (outcome, kept) = check::keeping(disk.clone(), options, progress, false)?;
-        // The blocks of the old trees are not found, but left.
+        // Lost space is no finding here: it is the blocks of the old trees, which this repair has left behind.
         let new = outcome.findings.iter().filter(|f| !is_lost_space(f));
         out.found.extend(new.cloned());
         let lost = outcome.findings.iter().filter(|f| is_lost_space(f)).count();

@@ -32,7 +32,7 @@ struct ChunkRun {
     batches: VecDeque<(usize, Vec<u64>)>,
     /// Inodes whose forks were looked at for that.
     surveyed: usize,
-    /// All were.
+    /// All its inodes were looked at for that.
     done: bool,
 }
 
