@@ -18,21 +18,21 @@ use crate::runtime::{self, Call, Keep, start};
 
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
-/// From so many bytes on a transfer takes much longer than handing it to another thread.
+/// A transfer of this many bytes, or more, takes much longer than handing it to another thread.
 pub const LARGE: usize = 128 << 10;
 /// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
 pub const DONTCACHE: u32 = 0x80;
 
-/// The same number everywhere, as of all system calls since 5.1.
+/// cachestat(2). A system call since Linux 5.1 has the same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// The state of a file's RWF_NOWAIT, as far as it is known.
+/// Whether a file takes RWF_NOWAIT, as far as it is known.
 mod nowait {
-    /// Nothing yet, or that it can do it.
+    /// It was not tried yet, or works.
     pub const TRY: u8 = 0;
-    /// It can't, but its data is in memory: reading and writing wait for nothing.
+    /// The file does not take it, but its data is in memory: a plain read or write never waits.
     pub const IN_MEMORY: u8 = 1;
-    /// It can't, and it may wait.
+    /// The file does not take it, and a plain read or write may wait.
     pub const MAY_WAIT: u8 = 2;
 }
 
@@ -111,7 +111,7 @@ impl File {
         }
     }
 
-    /// Called when it could not do RWF_NOWAIT; says what to do instead, now and later.
+    /// Called when the file has refused RWF_NOWAIT: notes, and gives, what to do instead.
     fn cannot_nowait(&self) -> u8 {
         let state = if in_memory(&self.fd) {
             nowait::IN_MEMORY
@@ -150,12 +150,12 @@ enum Direction {
     Write,
 }
 
-/// How a transfer ends that fails after some bytes.
+/// The result of a transfer that fails after some bytes.
 #[derive(Clone, Copy, PartialEq)]
 enum Behind {
-    /// It is short.
+    /// Success, with those bytes.
     Short,
-    /// It fails.
+    /// The error.
     Error,
 }
 
@@ -253,7 +253,7 @@ async fn transfer(
     }
     let nowait_flag = ReadWriteFlags::NOWAIT.bits();
     let mut done = 0;
-    // A short transfer is gone on with: only the end of the file or an error ends it.
+    // A short transfer is continued: only the end of the file or an error ends it.
     while done < payload.len() {
         let sliced;
         let rest = match done {
@@ -286,7 +286,7 @@ async fn transfer(
             Ok(0) => break,
             Ok(n) => {
                 done += n;
-                // Here nothing but the end of the file cuts a read short.
+                // With data in memory, only the end of the file cuts a read short.
                 if direction == Direction::Read && known == nowait::IN_MEMORY {
                     break;
                 }
@@ -391,7 +391,7 @@ async fn on_file(call: Call, fd: &Arc<File>) -> Result<usize, Errno> {
     check(unsafe { start(call, keep) }.await)
 }
 
-/// Lets time go by, and other tasks run.
+/// Waits for `time`; other tasks run meanwhile.
 pub async fn sleep(time: Duration) {
     // SAFETY: the call points to nothing. The only results are ETIME and cancellation.
     let _ = unsafe { start(Call::Timeout(time), Keep::default()) }.await;

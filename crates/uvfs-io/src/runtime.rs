@@ -43,9 +43,9 @@ pub(crate) use ring::probe;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Tasks that are polled before the driver looks what has ended, also when there always is one that can go on.
+/// The most tasks that are polled in a row before the driver looks for completions.
 const TURN: usize = 32;
-/// The kernel has released the memory of a ring so long after its end.
+/// The kernel has released a ring's memory at the latest this long after the ring was closed.
 const RELEASED: Duration = Duration::from_secs(2);
 
 /// What does the operations.
@@ -393,7 +393,7 @@ impl Executor {
                 let Some(future) = spawned.future.take() else {
                     continue;
                 };
-                // Taken along while it is polled, as that is cheaper than to share it.
+                // Moved out while the task is polled: that is cheaper than to share it.
                 let waker = std::mem::replace(&mut spawned.waker, Waker::noop().clone());
                 (future, waker)
             };
@@ -436,7 +436,7 @@ impl Executor {
         ended || !self.ready.borrow().is_empty() || !self.inbox_is_empty()
     }
 
-    /// Waits for a completion or for another thread, by the wait policy; only looks while tasks can go on.
+    /// Waits for a completion or for another thread, by the wait policy. Does not wait while tasks can go on.
     fn wait(self: &Rc<Self>) -> io::Result<()> {
         if !self.ready.borrow().is_empty() {
             self.enter(false)?;

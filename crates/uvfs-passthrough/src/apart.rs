@@ -253,7 +253,8 @@ impl Source {
         }
     }
 
-    /// The result of a handler, if it can be called here: not if it is about one of `nodes` that are apart.
+    /// Calls a handler on this thread. `None` if one of `nodes` is apart, on a file system that may hang: then
+    /// [`Source::elsewhere`] is to call it.
     pub(crate) fn here<T>(
         &self,
         nodes: &[Node],
@@ -294,7 +295,8 @@ impl Source {
         }
     }
 
-    /// Whether calls on a node are for [`Source::elsewhere`].
+    /// Whether a node is apart, so that calls on it are for [`Source::elsewhere`]. Without such mounts this costs one
+    /// atomic load.
     pub(crate) fn leads_elsewhere(&self, node: Node) -> bool {
         self.here(&[node], None, |_| Ok(())).is_none()
     }

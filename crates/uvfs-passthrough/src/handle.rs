@@ -20,8 +20,8 @@ use crate::{Backed, Source, apart, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
-/// Files up to this many bytes are read as they are opened for reading: that costs less than the
-/// request by which they would be.
+/// A file of up to this many bytes is read when it is opened for reading: that costs less than the READ that would
+/// follow.
 const SMALL_FILE: u64 = 32 << 10;
 
 /// Whether a caller opens with O_DIRECT.
@@ -29,8 +29,8 @@ fn asked_direct(flags: OFlags) -> bool {
     flags.contains(OFlags::DIRECT)
 }
 
-/// Whether a caller only reads, past all caches, a file that another server answers for. The kernel is then left to
-/// have all pieces of a large call under way. Not for writers: it would let in one at a time.
+/// Whether an open with O_DIRECT only reads a file of a remote file system. Without FOPEN_DIRECT_IO the kernel has
+/// all pieces of a large call under way at once. Not for writers, which it would then admit one at a time.
 fn reads_far(inode: &Inode, asked: OFlags) -> bool {
     inode.mount.remote && asked & OFlags::ACCMODE == OFlags::RDONLY
 }
@@ -57,7 +57,7 @@ impl Source {
             let mut state = file.inode.state();
             let last = Arc::strong_count(&file.fd) == 1;
             if last && std::ptr::eq(state.open.as_ptr(), Arc::as_ptr(&file.fd)) {
-                // It would keep the memory, if not the file.
+                // A weak reference would keep the memory, though not the file.
                 state.open = Weak::new();
             }
         }
@@ -202,8 +202,8 @@ impl Source {
         Ok(())
     }
 
-    /// A file has lost set-user-id or set-group-id, which the answer does not tell. The kernel must not
-    /// execute it with those that it has cached.
+    /// Tells the kernel that a file has lost set-user-id or set-group-id, as the answer does not carry that: the
+    /// kernel must not execute it with the bits that it has cached.
     fn mode_changed(&self, node: Node, changed: bool) {
         if changed && let Some(session) = self.session.get() {
             session.attributes_changed(node);

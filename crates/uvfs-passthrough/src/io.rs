@@ -37,12 +37,12 @@ pub(crate) async fn read(
     read(0).await
 }
 
-/// The first `len` bytes of a file, if the host has exactly so many of it at hand.
+/// The contents of a file that is exactly `len` bytes long, if the host has them in memory.
 pub(crate) fn read_now(file: &OpenFile, len: usize) -> Option<Vec<u8>> {
     // One more, to see that the file ends there.
     let mut data = vec![0; len + 1];
     let flags = match file.inode.mount.in_memory {
-        // Always at hand, and not every such file system takes the flag.
+        // A read never waits there, and not every such file system takes the flag.
         true => ReadWriteFlags::empty(),
         false => ReadWriteFlags::NOWAIT,
     };
@@ -95,8 +95,8 @@ pub(crate) fn write_waiting(
     })
 }
 
-/// Makes a call again for what is left, until it transfers nothing. An error behind some bytes is not told if
-/// it `may_be_short`.
+/// Repeats a call for what is left, until it transfers nothing. An error after some bytes is dropped if the transfer
+/// `may_be_short`.
 fn piecewise(
     len: usize,
     offset: u64,

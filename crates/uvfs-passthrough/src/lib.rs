@@ -1,8 +1,8 @@
 //! A file system that passes every request to a directory of the host.
 //!
-//! [`Passthrough`] serves what is below a source directory with everything that the host's file
-//! system gives: handlers are thin over the `*at()` system calls, relative to a descriptor of the
-//! node and with names of one component, so that no name leads out of the source.
+//! [`Passthrough`] serves what is below a source directory with everything that the host's file system gives. Its
+//! handlers (`serve.rs`) are thin over the `*at()` system calls, relative to a descriptor of the node and with names
+//! of one component, so that no name leads out of the source.
 
 mod apart;
 mod creds;

@@ -1,4 +1,4 @@
-//! Numbers for things: O(1) to look up, and never valid again once their thing is gone.
+//! Numbers of nodes and open files: O(1) to look up, and never valid again once the object is gone.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Puts what `make` makes of its own number into a free slot; `None` when all are taken.
+    /// Puts the value that `make` makes of its own number into a free slot; `None` when all slots are taken.
     pub(crate) fn insert(&mut self, shard: usize, make: impl FnOnce(u64) -> T) -> Option<u64> {
         let index = match self.free.pop() {
             Some(index) => index,

@@ -81,7 +81,7 @@ impl Spinner {
         }
     }
 
-    /// Leave to spin, unless as many threads do already as may.
+    /// Permission to spin, unless the most threads that may spin do already.
     pub fn begin(&self) -> Option<SpinLeave> {
         let most = self.cores.saturating_sub(1);
         SPINNING

@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// Brings the eventfd back to "nothing to read"; the inbox is looked at anyway.
+    /// Reads the eventfd empty. The executor looks at the inbox anyway.
     pub(super) fn bell_is_heard(&self) {
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
