@@ -1,4 +1,9 @@
 //! Writeback: from dirty pages to requests and back, one lock acquisition at each end.
+//!
+//! All of it begins in `Inode::start_writeback` and ends in `Inode::end_writeback`. These begin it: a call that needs
+//! the data at the server, such as a sync or a recall (`write_and_wait`, or `start_flush` without blocking), the
+//! flusher (`write_batch`), a writer while too many pages are dirty (`write_full`), an uncached write or a close
+//! (`write_range`), and a stream (`write_stream`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -10,7 +10,7 @@ use crate::geometry::AgBlock;
 use crate::read::inode::{Fork, Inode};
 use std::collections::HashMap;
 
-/// How an inode stands to the contested blocks.
+/// An inode's claim to blocks that more than one inode claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Claim {
     /// It claims none of them.
@@ -21,7 +21,7 @@ pub(crate) enum Claim {
     Unproven,
 }
 
-/// The records of the reverse mapping trees of groups with contested blocks: start, blocks, owner.
+/// The records of the reverse mapping trees of groups with such blocks: start, blocks, owner.
 pub(crate) type Owners = HashMap<u32, Vec<(u32, u32, u64)>>;
 
 /// Reads them; a group whose tree cannot be followed has none.
@@ -102,7 +102,7 @@ fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
 }
 
-/// How an inode stands to the contested blocks.
+/// Judges an inode's claim to blocks that more than one inode claims.
 pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
     let g = &m.g;
     let mut out = Claim::None;
