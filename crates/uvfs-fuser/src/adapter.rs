@@ -85,7 +85,8 @@ impl<FS: Filesystem> Adapter<FS> {
     ) -> Result<R::Answer> {
         let request = Request::new(cx);
         let (sender, answer) = slot(cx.unique);
-        (self.calls).call(move |fs| handler(fs, &request, R::new(sender)));
+        let reply = R::new(sender, &self.device);
+        (self.calls).call(move |fs| handler(fs, &request, reply));
         Ok(answer.await.map_err(errno)?)
     }
 

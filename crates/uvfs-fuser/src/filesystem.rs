@@ -72,12 +72,16 @@ impl ForgetOne {
     }
 }
 
-/// Answers what the file system does not implement.
-macro_rules! missing {
-    ($reply:ident, $errno:ident, $name:literal) => {{
-        tracing::warn!("{} is not implemented: {}", $name, stringify!($errno));
-        $reply.error(Errno::$errno)
-    }};
+/// Declares handlers with the error that they answer by default.
+macro_rules! handlers {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $reply:ty = $errno:ident;)*) => {$(
+        $(#[$doc])*
+        fn $name(&self, req: &Request, $($arg: $type,)* reply: $reply) {
+            let (name, errno) = (stringify!($name), stringify!($errno));
+            tracing::warn!("{name} is not implemented: {errno}");
+            reply.error(Errno::$errno);
+        }
+    )*};
 }
 
 /// A file system in user space, in the terms of fuser 0.18.
@@ -95,11 +99,6 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The last call.
     fn destroy(&mut self) {}
 
-    /// Finds a name in a directory.
-    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        missing!(reply, ENOSYS, "lookup");
-    }
-
     /// The kernel drops `nlookup` of its lookups of a node. With none left it no longer knows the node.
     fn forget(&self, req: &Request, ino: INodeNo, nlookup: u64) {}
 
@@ -110,159 +109,9 @@ pub trait Filesystem: Send + Sync + 'static {
         }
     }
 
-    /// A node's attributes; `fh` when asked through an open file.
-    fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        missing!(reply, ENOSYS, "getattr");
-    }
-
-    /// Changes the attributes that are given. Linux never gives `crtime`, `chgtime`, `bkuptime` or `flags`.
-    fn setattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        ctime: Option<SystemTime>,
-        fh: Option<FileHandle>,
-        crtime: Option<SystemTime>,
-        chgtime: Option<SystemTime>,
-        bkuptime: Option<SystemTime>,
-        flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        missing!(reply, ENOSYS, "setattr");
-    }
-
-    /// The target of a symbolic link.
-    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        missing!(reply, ENOSYS, "readlink");
-    }
-
-    /// Makes a file, device, fifo or socket.
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        missing!(reply, ENOSYS, "mknod");
-    }
-
-    /// Makes a directory.
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        reply: ReplyEntry,
-    ) {
-        missing!(reply, ENOSYS, "mkdir");
-    }
-
-    /// Removes a name that is not a directory's.
-    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        missing!(reply, ENOSYS, "unlink");
-    }
-
-    /// Removes an empty directory.
-    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        missing!(reply, ENOSYS, "rmdir");
-    }
-
-    /// Makes a symbolic link. Answers EPERM by default.
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        link_name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        missing!(reply, EPERM, "symlink");
-    }
-
-    /// Renames.
-    fn rename(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "rename");
-    }
-
-    /// Makes a further name for a node. Answers EPERM by default.
-    fn link(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        newparent: INodeNo,
-        newname: &OsStr,
-        reply: ReplyEntry,
-    ) {
-        missing!(reply, EPERM, "link");
-    }
-
     /// Opens a file. Gives handle 0 by default.
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         reply.opened(FileHandle(0), FopenFlags::empty());
-    }
-
-    /// Reads `size` bytes; fewer mean the end of the file.
-    fn read(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        size: u32,
-        flags: OpenFlags,
-        lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        missing!(reply, ENOSYS, "read");
-    }
-
-    /// Writes.
-    fn write(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        flags: OpenFlags,
-        lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        missing!(reply, ENOSYS, "write");
-    }
-
-    /// A descriptor of an open file is closed.
-    fn flush(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        lock_owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "flush");
     }
 
     /// The last descriptor was closed. `lock_owner` names the owner of a flock(2) lock that ends. Succeeds by
@@ -280,45 +129,9 @@ pub trait Filesystem: Send + Sync + 'static {
         reply.ok();
     }
 
-    /// Makes a file's data, and unless `datasync` its attributes, durable.
-    fn fsync(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "fsync");
-    }
-
     /// Opens a directory. Gives handle 0 by default.
     fn opendir(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         reply.opened(FileHandle(0), FopenFlags::empty());
-    }
-
-    /// Lists a directory from `offset` on: 0, or that of an earlier entry.
-    fn readdir(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        reply: ReplyDirectory,
-    ) {
-        missing!(reply, ENOSYS, "readdir");
-    }
-
-    /// Lists a directory with attributes; asked only with `FUSE_DO_READDIRPLUS`.
-    fn readdirplus(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        reply: ReplyDirectoryPlus,
-    ) {
-        missing!(reply, ENOSYS, "readdirplus");
     }
 
     /// The last descriptor of a directory was closed. Succeeds by default.
@@ -333,180 +146,110 @@ pub trait Filesystem: Send + Sync + 'static {
         reply.ok();
     }
 
-    /// Makes a directory's entries durable.
-    fn fsyncdir(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "fsyncdir");
-    }
-
     /// Sizes and counts of the file system. By default they are 0, and names have up to 255 bytes.
     fn statfs(&self, req: &Request, ino: INodeNo, reply: ReplyStatfs) {
         reply.statfs(0, 0, 0, 0, 0, 512, 255, 0);
     }
 
-    /// Sets an extended attribute.
-    fn setxattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        position: u32,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "setxattr");
-    }
-
-    /// An extended attribute's value, of at most `size` bytes.
-    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        missing!(reply, ENOSYS, "getxattr");
-    }
-
-    /// The names of extended attributes, in at most `size` bytes.
-    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        missing!(reply, ENOSYS, "listxattr");
-    }
-
-    /// Removes an extended attribute.
-    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        missing!(reply, ENOSYS, "removexattr");
-    }
-
-    /// access(2); not asked with [`MountOption::DefaultPermissions`].
-    fn access(&self, req: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
-        missing!(reply, ENOSYS, "access");
-    }
-
-    /// Makes a file unless it exists, and opens it. Without this handler the kernel calls `mknod` and `open`.
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        missing!(reply, ENOSYS, "create");
-    }
-
-    /// Tests for a lock, and gives one that is in the way.
-    fn getlk(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        lock_owner: LockOwner,
-        start: u64,
-        end: u64,
-        typ: i32,
-        pid: u32,
-        reply: ReplyLock,
-    ) {
-        missing!(reply, ENOSYS, "getlk");
-    }
-
-    /// Takes or releases a lock. With `sleep` the caller waits for it.
-    fn setlk(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        lock_owner: LockOwner,
-        start: u64,
-        end: u64,
-        typ: i32,
-        pid: u32,
-        sleep: bool,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "setlk");
-    }
-
-    /// The block of the device that holds a block of the file.
-    fn bmap(&self, req: &Request, ino: INodeNo, blocksize: u32, idx: u64, reply: ReplyBmap) {
-        missing!(reply, ENOSYS, "bmap");
-    }
-
-    /// ioctl(2).
-    fn ioctl(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        flags: IoctlFlags,
-        cmd: u32,
-        in_data: &[u8],
-        out_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        missing!(reply, ENOSYS, "ioctl");
-    }
-
-    /// The events of an open file that are ready. With `FUSE_POLL_SCHEDULE_NOTIFY`, the file system notifies
-    /// `ph` when others are.
-    fn poll(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        ph: PollNotifier,
-        events: PollEvents,
-        flags: PollFlags,
-        reply: ReplyPoll,
-    ) {
-        missing!(reply, ENOSYS, "poll");
-    }
-
-    /// fallocate(2).
-    fn fallocate(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        missing!(reply, ENOSYS, "fallocate");
-    }
-
-    /// lseek(2) with SEEK_DATA or SEEK_HOLE.
-    fn lseek(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: i64,
-        whence: i32,
-        reply: ReplyLseek,
-    ) {
-        missing!(reply, ENOSYS, "lseek");
-    }
-
-    /// Copies within the file system.
-    fn copy_file_range(
-        &self,
-        req: &Request,
-        ino_in: INodeNo,
-        fh_in: FileHandle,
-        offset_in: u64,
-        ino_out: INodeNo,
-        fh_out: FileHandle,
-        offset_out: u64,
-        len: u64,
-        flags: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        missing!(reply, ENOSYS, "copy_file_range");
+    handlers! {
+        /// Finds a name in a directory.
+        lookup(parent: INodeNo, name: &OsStr) -> ReplyEntry = ENOSYS;
+        /// A node's attributes; `fh` when asked through an open file.
+        getattr(ino: INodeNo, fh: Option<FileHandle>) -> ReplyAttr = ENOSYS;
+        /// Changes the attributes that are given. Linux never gives `crtime`, `chgtime`, `bkuptime` or `flags`.
+        setattr(
+            ino: INodeNo, mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>,
+            atime: Option<TimeOrNow>, mtime: Option<TimeOrNow>, ctime: Option<SystemTime>,
+            fh: Option<FileHandle>, crtime: Option<SystemTime>, chgtime: Option<SystemTime>,
+            bkuptime: Option<SystemTime>, flags: Option<BsdFileFlags>
+        ) -> ReplyAttr = ENOSYS;
+        /// The target of a symbolic link.
+        readlink(ino: INodeNo) -> ReplyData = ENOSYS;
+        /// Makes a file, device, fifo or socket.
+        mknod(
+            parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32
+        ) -> ReplyEntry = ENOSYS;
+        /// Makes a directory.
+        mkdir(parent: INodeNo, name: &OsStr, mode: u32, umask: u32) -> ReplyEntry = ENOSYS;
+        /// Removes a name that is not a directory's.
+        unlink(parent: INodeNo, name: &OsStr) -> ReplyEmpty = ENOSYS;
+        /// Removes an empty directory.
+        rmdir(parent: INodeNo, name: &OsStr) -> ReplyEmpty = ENOSYS;
+        /// Makes a symbolic link. Answers EPERM by default.
+        symlink(parent: INodeNo, link_name: &OsStr, target: &Path) -> ReplyEntry = EPERM;
+        /// Renames.
+        rename(
+            parent: INodeNo, name: &OsStr, newparent: INodeNo, newname: &OsStr, flags: RenameFlags
+        ) -> ReplyEmpty = ENOSYS;
+        /// Makes a further name for a node. Answers EPERM by default.
+        link(ino: INodeNo, newparent: INodeNo, newname: &OsStr) -> ReplyEntry = EPERM;
+        /// Reads `size` bytes; fewer mean the end of the file.
+        read(
+            ino: INodeNo, fh: FileHandle, offset: u64, size: u32, flags: OpenFlags,
+            lock_owner: Option<LockOwner>
+        ) -> ReplyData = ENOSYS;
+        /// Writes.
+        write(
+            ino: INodeNo, fh: FileHandle, offset: u64, data: &[u8], write_flags: WriteFlags,
+            flags: OpenFlags, lock_owner: Option<LockOwner>
+        ) -> ReplyWrite = ENOSYS;
+        /// A descriptor of an open file is closed.
+        flush(ino: INodeNo, fh: FileHandle, lock_owner: LockOwner) -> ReplyEmpty = ENOSYS;
+        /// Makes a file's data, and unless `datasync` its attributes, durable.
+        fsync(ino: INodeNo, fh: FileHandle, datasync: bool) -> ReplyEmpty = ENOSYS;
+        /// Lists a directory from `offset` on: 0, or that of an earlier entry.
+        readdir(ino: INodeNo, fh: FileHandle, offset: u64) -> ReplyDirectory = ENOSYS;
+        /// Lists a directory with attributes; asked only with `FUSE_DO_READDIRPLUS`.
+        readdirplus(ino: INodeNo, fh: FileHandle, offset: u64) -> ReplyDirectoryPlus = ENOSYS;
+        /// Makes a directory's entries durable.
+        fsyncdir(ino: INodeNo, fh: FileHandle, datasync: bool) -> ReplyEmpty = ENOSYS;
+        /// Sets an extended attribute.
+        setxattr(
+            ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, position: u32
+        ) -> ReplyEmpty = ENOSYS;
+        /// An extended attribute's value, of at most `size` bytes.
+        getxattr(ino: INodeNo, name: &OsStr, size: u32) -> ReplyXattr = ENOSYS;
+        /// The names of extended attributes, in at most `size` bytes.
+        listxattr(ino: INodeNo, size: u32) -> ReplyXattr = ENOSYS;
+        /// Removes an extended attribute.
+        removexattr(ino: INodeNo, name: &OsStr) -> ReplyEmpty = ENOSYS;
+        /// access(2); not asked with [`MountOption::DefaultPermissions`].
+        access(ino: INodeNo, mask: AccessFlags) -> ReplyEmpty = ENOSYS;
+        /// Makes a file unless it exists, and opens it. Without this handler the kernel calls `mknod` and `open`.
+        create(
+            parent: INodeNo, name: &OsStr, mode: u32, umask: u32, flags: i32
+        ) -> ReplyCreate = ENOSYS;
+        /// Tests for a lock, and gives one that is in the way.
+        getlk(
+            ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, start: u64, end: u64, typ: i32,
+            pid: u32
+        ) -> ReplyLock = ENOSYS;
+        /// Takes or releases a lock. With `sleep` the caller waits for it.
+        setlk(
+            ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, start: u64, end: u64, typ: i32,
+            pid: u32, sleep: bool
+        ) -> ReplyEmpty = ENOSYS;
+        /// The block of the device that holds a block of the file.
+        bmap(ino: INodeNo, blocksize: u32, idx: u64) -> ReplyBmap = ENOSYS;
+        /// ioctl(2).
+        ioctl(
+            ino: INodeNo, fh: FileHandle, flags: IoctlFlags, cmd: u32, in_data: &[u8], out_size: u32
+        ) -> ReplyIoctl = ENOSYS;
+        /// The events of an open file that are ready. With `FUSE_POLL_SCHEDULE_NOTIFY`, the file system notifies
+        /// `ph` when others are.
+        poll(
+            ino: INodeNo, fh: FileHandle, ph: PollNotifier, events: PollEvents, flags: PollFlags
+        ) -> ReplyPoll = ENOSYS;
+        /// fallocate(2).
+        fallocate(
+            ino: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32
+        ) -> ReplyEmpty = ENOSYS;
+        /// lseek(2) with SEEK_DATA or SEEK_HOLE.
+        lseek(ino: INodeNo, fh: FileHandle, offset: i64, whence: i32) -> ReplyLseek = ENOSYS;
+        /// Copies within the file system.
+        copy_file_range(
+            ino_in: INodeNo, fh_in: FileHandle, offset_in: u64, ino_out: INodeNo,
+            fh_out: FileHandle, offset_out: u64, len: u64, flags: CopyFileRangeFlags
+        ) -> ReplyWrite = ENOSYS;
     }
 }

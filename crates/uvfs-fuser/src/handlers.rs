@@ -1,8 +1,8 @@
 //! The requests that `uvfs_server` hands over: each becomes a call of the program's file system, and its reply
 //! the answer.
 
-use std::ffi::CStr;
-use std::path::PathBuf;
+use std::ffi::{CStr, OsString};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -11,7 +11,6 @@ use uvfs_server::FileSystem;
 use uvfs_server::fs::{self, Context, Handle, Node, Payload, Result};
 
 use crate::adapter::*;
-use crate::data::{lock_owner, open_flags};
 use crate::reply::{Data, XATTR_MAX};
 use crate::*;
 
@@ -20,10 +19,87 @@ fn unlinked((): ()) -> fs::Unlinked {
     fs::Unlinked::default()
 }
 
-/// The mode and umask of a new node as fuser has them, the mode with the type in it or without.
-fn modes(new: &fs::NewNode, with_type: bool) -> (u32, u32) {
-    let kind = if with_type { new.kind.as_raw_mode() } else { 0 };
-    (kind | new.mode.as_raw_mode(), new.umask.as_raw_mode())
+/// The mode of a new node as fuser has it, with the type.
+fn mode(new: &fs::NewNode) -> u32 {
+    new.kind.as_raw_mode() | new.mode.as_raw_mode()
+}
+
+/// A time as fuser has it where it knows no "now".
+fn time_or_this(time_to_set: fs::SetTime) -> SystemTime {
+    match time_to_set {
+        fs::SetTime::Now => SystemTime::now(),
+        fs::SetTime::At(secs, nanos) => time(secs, nanos),
+    }
+}
+
+/// An argument of a request as a handler takes it, which may outlive the request.
+trait Kept {
+    type Owned;
+
+    fn kept(self) -> Self::Owned;
+}
+
+macro_rules! kept {
+    ($($from:ty => $to:ty = |$from_value:pat_param| $owned:expr;)*) => {$(
+        impl Kept for $from {
+            type Owned = $to;
+
+            fn kept(self) -> $to {
+                let $from_value = self;
+                $owned
+            }
+        }
+    )*};
+}
+
+kept! {
+    Node => INodeNo = |node| INodeNo(node.0);
+    Handle => FileHandle = |fh| FileHandle(fh.0);
+    fs::LockOwner => LockOwner = |owner| LockOwner(owner.0);
+    fs::OFlags => OpenFlags = |flags| OpenFlags(flags.bits() as i32);
+    fs::Access => AccessFlags = |mask| AccessFlags::from_bits_retain(mask.bits() as i32);
+    fs::RenameFlags => RenameFlags = |flags| RenameFlags::from_bits_retain(flags.bits());
+    fs::XattrFlags => i32 = |flags| flags.bits() as i32;
+    fs::FallocateFlags => i32 = |mode| mode.bits() as i32;
+    fs::Seek => i32 = |seek| match seek {
+        fs::Seek::Data => libc::SEEK_DATA,
+        fs::Seek::Hole => libc::SEEK_HOLE,
+    };
+    &CStr => OsString = |name| own(name);
+    &[u8] => Vec<u8> = |value| value.to_vec();
+    bool => bool = |flag| flag;
+    u32 => u32 = |number| number;
+    u64 => u64 = |number| number;
+}
+
+impl<T: Copy> Kept for &T {
+    type Owned = T;
+
+    fn kept(self) -> T {
+        *self
+    }
+}
+
+impl<T: Kept> Kept for Option<T> {
+    type Owned = Option<T::Owned>;
+
+    fn kept(self) -> Self::Owned {
+        self.map(T::kept)
+    }
+}
+
+/// Writes methods that call a handler, for the caller (`ask_for`) or in any case (`ask`), with arguments that are
+/// made of the kept ones of the request. The offsets after `within` have to fit into 63 bits.
+macro_rules! handlers {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $ask:ident $handler:ident($($given:expr),*)
+        $(, then $then:expr)? $(, within [$($offset:expr),*])?;)*) => {$(
+        async fn $name(&self, cx: &Context, $($arg: $type),*) -> Result<$answer> {
+            $(in_range([$($offset),*])?;)?
+            $(let $arg = $arg.kept();)*
+            let answer = self.$ask(cx, move |fs, req, reply| fs.$handler(req, $($given,)* reply));
+            answer.await$(.map($then))?
+        }
+    )*};
 }
 
 impl<FS: Filesystem> FileSystem for Adapter<FS> {
@@ -44,54 +120,75 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         });
     }
 
-    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Entry> {
-        let name = own(name);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.lookup(req, INodeNo(parent.0), &name, reply);
-        })
-        .await
-    }
-
-    async fn getattr(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Option<Handle>,
-    ) -> Result<fs::Attributes> {
-        self.ask_for(cx, move |fs, req, reply| {
-            let fh = fh.map(|fh| FileHandle(fh.0));
-            fs.getattr(req, INodeNo(node.0), fh, reply);
-        })
-        .await
-    }
-
-    async fn setattr(&self, cx: &Context, node: Node, set: &fs::SetAttr) -> Result<fs::Attributes> {
-        let set = *set;
-        self.ask_for(cx, move |fs, req, reply| {
-            let ctime = set.ctime.map(|ctime| match ctime {
-                fs::SetTime::Now => SystemTime::now(),
-                fs::SetTime::At(secs, nanos) => time(secs, nanos),
-            });
-            fs.setattr(
-                req,
-                INodeNo(node.0),
-                set.mode
-                    .map(|mode| mode.as_raw_mode() | set.kind.map_or(0, |kind| kind.as_raw_mode())),
-                set.uid,
-                set.gid,
-                set.size,
-                set.atime.map(time_or_now),
-                set.mtime.map(time_or_now),
-                ctime,
-                set.fh.map(|fh| FileHandle(fh.0)),
-                None,
-                None,
-                None,
-                None,
-                reply,
-            );
-        })
-        .await
+    handlers! {
+        lookup(parent: Node, name: &CStr) -> fs::Entry = ask_for lookup(parent, &name);
+        getattr(node: Node, fh: Option<Handle>) -> fs::Attributes = ask_for getattr(node, fh);
+        setattr(node: Node, set: &fs::SetAttr) -> fs::Attributes = ask_for setattr(
+            node, set.mode.map(|mode| mode.as_raw_mode() | set.kind.map_or(0, |kind| kind.as_raw_mode())),
+            set.uid, set.gid, set.size, set.atime.map(time_or_now), set.mtime.map(time_or_now),
+            set.ctime.map(time_or_this), set.fh.kept(), None, None, None, None
+        );
+        symlink(parent: Node, name: &CStr, target: &CStr) -> fs::Entry =
+            ask_for symlink(parent, &name, Path::new(&target));
+        mknod(parent: Node, name: &CStr, new: &fs::NewNode) -> fs::Entry =
+            ask_for mknod(parent, &name, mode(&new), new.umask.as_raw_mode(), new.rdev);
+        mkdir(parent: Node, name: &CStr, new: &fs::NewNode) -> fs::Entry =
+            ask_for mkdir(parent, &name, new.mode.as_raw_mode(), new.umask.as_raw_mode());
+        unlink(parent: Node, name: &CStr) -> fs::Unlinked =
+            ask_for unlink(parent, &name), then unlinked;
+        rmdir(parent: Node, name: &CStr) -> fs::Unlinked =
+            ask_for rmdir(parent, &name), then unlinked;
+        rename(
+            parent: Node, name: &CStr, new_parent: Node, new_name: &CStr, flags: fs::RenameFlags
+        ) -> fs::Unlinked =
+            ask_for rename(parent, &name, new_parent, &new_name, flags), then unlinked;
+        link(node: Node, new_parent: Node, new_name: &CStr) -> fs::Entry =
+            ask_for link(node, new_parent, &new_name);
+        open(node: Node, how: &fs::OpenHow) -> fs::Opened = ask_for open(node, how.flags.kept());
+        create(
+            parent: Node, name: &CStr, new: &fs::NewNode, how: &fs::OpenHow
+        ) -> (fs::Entry, fs::Opened) = ask_for create(
+            parent, &name, mode(&new), new.umask.as_raw_mode(), how.flags.bits() as i32
+        );
+        flush(node: Node, fh: Handle, owner: fs::LockOwner) -> () = ask_for flush(node, fh, owner);
+        // Linux sends a FLUSH of its own and never asks for one here.
+        release(node: Node, fh: Handle, flags: fs::OFlags, flock: Option<fs::LockOwner>) -> () =
+            ask release(node, fh, flags, flock, false);
+        fsync(node: Node, fh: Handle, data_only: bool) -> () = ask fsync(node, fh, data_only);
+        opendir(node: Node, how: &fs::OpenHow) -> fs::Opened =
+            ask_for opendir(node, how.flags.kept());
+        releasedir(node: Node, fh: Handle, flags: fs::OFlags) -> () =
+            ask releasedir(node, fh, flags);
+        fsyncdir(node: Node, fh: Handle, data_only: bool) -> () =
+            ask fsyncdir(node, fh, data_only);
+        statfs(node: Node) -> abi::Kstatfs = ask_for statfs(node);
+        getxattr(node: Node, name: &CStr) -> fs::Bytes = ask_for getxattr(node, &name, XATTR_MAX);
+        listxattr(node: Node) -> fs::Bytes = ask_for listxattr(node, XATTR_MAX);
+        setxattr(
+            node: Node, name: &CStr, value: &[u8], flags: fs::XattrFlags, _kill_sgid: bool
+        ) -> () = ask_for setxattr(node, &name, &value, flags, 0);
+        removexattr(node: Node, name: &CStr) -> () = ask_for removexattr(node, &name);
+        access(node: Node, mask: fs::Access) -> () = ask_for access(node, mask);
+        getlk(node: Node, how: &fs::LockHow, lock: &fs::Lock) -> fs::Lock = ask_for getlk(
+            node, how.fh.kept(), how.owner.kept(), lock.start, lock.end, lock.kind as i32, lock.pid
+        );
+        setlk(node: Node, how: &fs::LockHow, lock: &fs::Lock) -> () = ask_for setlk(
+            node, how.fh.kept(), how.owner.kept(), lock.start, lock.end, lock.kind as i32, lock.pid,
+            how.wait
+        );
+        fallocate(
+            node: Node, fh: Handle, offset: u64, len: u64, mode: fs::FallocateFlags
+        ) -> () = ask_for fallocate(node, fh, offset, len, mode), within [offset, len];
+        lseek(node: Node, fh: Handle, offset: u64, seek: fs::Seek) -> u64 =
+            ask_for lseek(node, fh, offset as i64, seek);
+        // The reply has 32 bits.
+        copy_file_range(node: Node, copy: &fs::CopyRange) -> u64 = ask_for copy_file_range(
+            node, copy.fh_in.kept(), copy.offset_in, copy.node_out.kept(), copy.fh_out.kept(),
+            copy.offset_out, copy.len.min(u64::from(!4095u32)),
+            CopyFileRangeFlags::from_bits_retain(copy.flags)
+        ), then u64::from, within [copy.offset_in, copy.offset_out];
+        bmap(node: Node, block: u64, block_size: u32) -> u64 =
+            ask_for bmap(node, block_size, block);
     }
 
     async fn readlink(&self, cx: &Context, node: Node) -> Result<fs::Bytes> {
@@ -104,139 +201,6 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         }
     }
 
-    async fn symlink(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        target: &CStr,
-    ) -> Result<fs::Entry> {
-        let (name, target) = (own(name), PathBuf::from(own(target)));
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.symlink(req, INodeNo(parent.0), &name, &target, reply);
-        })
-        .await
-    }
-
-    async fn mknod(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new: &fs::NewNode,
-    ) -> Result<fs::Entry> {
-        let (name, new) = (own(name), *new);
-        self.ask_for(cx, move |fs, req, reply| {
-            let parent = INodeNo(parent.0);
-            let (mode, umask) = modes(&new, true);
-            fs.mknod(req, parent, &name, mode, umask, new.rdev, reply);
-        })
-        .await
-    }
-
-    async fn mkdir(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new: &fs::NewNode,
-    ) -> Result<fs::Entry> {
-        let (name, new) = (own(name), *new);
-        self.ask_for(cx, move |fs, req, reply| {
-            let (mode, umask) = modes(&new, false);
-            fs.mkdir(req, INodeNo(parent.0), &name, mode, umask, reply);
-        })
-        .await
-    }
-
-    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Unlinked> {
-        let name = own(name);
-        let done = self.ask_for(cx, move |fs, req, reply| {
-            fs.unlink(req, INodeNo(parent.0), &name, reply);
-        });
-        done.await.map(unlinked)
-    }
-
-    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Unlinked> {
-        let name = own(name);
-        let done = self.ask_for(cx, move |fs, req, reply| {
-            fs.rmdir(req, INodeNo(parent.0), &name, reply);
-        });
-        done.await.map(unlinked)
-    }
-
-    async fn rename(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new_parent: Node,
-        new_name: &CStr,
-        flags: fs::RenameFlags,
-    ) -> Result<fs::Unlinked> {
-        let (name, new_name) = (own(name), own(new_name));
-        let done = self.ask_for(cx, move |fs, req, reply| {
-            fs.rename(
-                req,
-                INodeNo(parent.0),
-                &name,
-                INodeNo(new_parent.0),
-                &new_name,
-                RenameFlags::from_bits_retain(flags.bits()),
-                reply,
-            );
-        });
-        done.await.map(unlinked)
-    }
-
-    async fn link(
-        &self,
-        cx: &Context,
-        node: Node,
-        new_parent: Node,
-        new_name: &CStr,
-    ) -> Result<fs::Entry> {
-        let new_name = own(new_name);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.link(
-                req,
-                INodeNo(node.0),
-                INodeNo(new_parent.0),
-                &new_name,
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn open(&self, cx: &Context, node: Node, how: &fs::OpenHow) -> Result<fs::Opened> {
-        let flags = open_flags(how.flags);
-        let device = self.device.clone();
-        self.ask_for(cx, move |fs, req, sender| {
-            fs.open(req, INodeNo(node.0), flags, ReplyOpen::new(sender, device));
-        })
-        .await
-    }
-
-    async fn create(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new: &fs::NewNode,
-        how: &fs::OpenHow,
-    ) -> Result<(fs::Entry, fs::Opened)> {
-        let (name, new, flags) = (own(name), *new, how.flags.bits() as i32);
-        let device = self.device.clone();
-        self.ask_for(cx, move |fs, req, sender| {
-            let reply = ReplyCreate::new(sender, device);
-            let parent = INodeNo(parent.0);
-            let (mode, umask) = modes(&new, true);
-            fs.create(req, parent, &name, mode, umask, flags, reply);
-        })
-        .await
-    }
-
     async fn read(
         &self,
         cx: &Context,
@@ -244,7 +208,18 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
-        self.read_file(cx, node, how, data).await
+        in_range([how.offset])?;
+        let (how, room) = (*how, data.clone());
+        let read = self.ask(cx, move |fs, req, sender| {
+            let (size, flags, owner) = (room.len() as u32, how.flags.kept(), how.owner.kept());
+            let reply = ReplyData::new(sender, Some(room));
+            let (ino, fh) = (node.kept(), how.fh.kept());
+            fs.read(req, ino, fh, how.offset, size, flags, owner, reply);
+        });
+        match read.await? {
+            Data::Placed(read) => Ok(read),
+            Data::Bytes(_) => Err(fs::Errno::IO.into()),
+        }
     }
 
     async fn write(
@@ -254,65 +229,36 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
-        self.write_file(cx, node, how, data).await
-    }
-
-    async fn flush(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        owner: fs::LockOwner,
-    ) -> Result<()> {
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.flush(
-                req,
-                INodeNo(node.0),
-                FileHandle(fh.0),
-                lock_owner(owner),
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn release(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        flags: fs::OFlags,
-        flock: Option<fs::LockOwner>,
-    ) -> Result<()> {
-        self.ask(cx, move |fs, req, reply| {
-            fs.release(
-                req,
-                INodeNo(node.0),
-                FileHandle(fh.0),
-                open_flags(flags),
-                flock.map(lock_owner),
-                // Linux sends a FLUSH of its own and never asks for one here.
-                false,
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn fsync(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
-        self.ask(cx, move |fs, req, reply| {
-            fs.fsync(req, INodeNo(node.0), FileHandle(fh.0), data_only, reply);
-        })
-        .await
-    }
-
-    async fn opendir(&self, cx: &Context, node: Node, how: &fs::OpenHow) -> Result<fs::Opened> {
-        let flags = open_flags(how.flags);
-        let device = self.device.clone();
-        self.ask_for(cx, move |fs, req, sender| {
-            fs.opendir(req, INodeNo(node.0), flags, ReplyOpen::new(sender, device));
-        })
-        .await
+        in_range([how.offset])?;
+        let (how, data, buffers) = (*how, data.clone(), self.buffers.clone());
+        // A handler on a thread of its own may read the data after its reply, when the kernel may already have
+        // the memory for the next request.
+        let copied = self.calls.are_elsewhere() || data.parts().len() != 1;
+        let copy = copied.then(|| {
+            let mut bytes = buffers.take(data.len());
+            data.copy_out(0, &mut bytes[..data.len()]);
+            bytes
+        });
+        let written = self.ask(cx, move |fs, req, reply| {
+            let bytes = match &copy {
+                Some(copy) => &copy[..data.len()],
+                // SAFETY: the kernel has filled this memory, which belongs to this process alone as adapters
+                // serve no clients. It writes there again only once the request is answered. That is done by
+                // this thread, which is in the handler as long as the slice is used.
+                None => unsafe { data.bytes() }.unwrap_or_default(),
+            };
+            let mut how_written = WriteFlags::empty();
+            how_written.set(WriteFlags::FUSE_WRITE_CACHE, how.from_cache);
+            how_written.set(WriteFlags::FUSE_WRITE_LOCKOWNER, how.owner.is_some());
+            how_written.set(WriteFlags::FUSE_WRITE_KILL_SUIDGID, how.kill_suidgid);
+            let (ino, fh, at) = (node.kept(), how.fh.kept(), how.offset);
+            let (flags, owner) = (how.flags.kept(), how.owner.kept());
+            fs.write(req, ino, fh, at, bytes, how_written, flags, owner, reply);
+            if let Some(copy) = copy {
+                buffers.give_back(copy);
+            }
+        });
+        Ok(written.await? as usize)
     }
 
     async fn readdir(
@@ -343,195 +289,6 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         Ok(())
     }
 
-    async fn releasedir(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        flags: fs::OFlags,
-    ) -> Result<()> {
-        let flags = open_flags(flags);
-        self.ask(cx, move |fs, req, reply| {
-            fs.releasedir(req, INodeNo(node.0), FileHandle(fh.0), flags, reply);
-        })
-        .await
-    }
-
-    async fn fsyncdir(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
-        self.ask(cx, move |fs, req, reply| {
-            fs.fsyncdir(req, INodeNo(node.0), FileHandle(fh.0), data_only, reply);
-        })
-        .await
-    }
-
-    async fn statfs(&self, cx: &Context, node: Node) -> Result<abi::Kstatfs> {
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.statfs(req, INodeNo(node.0), reply);
-        })
-        .await
-    }
-
-    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<fs::Bytes> {
-        let name = own(name);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.getxattr(req, INodeNo(node.0), &name, XATTR_MAX, reply);
-        })
-        .await
-    }
-
-    async fn listxattr(&self, cx: &Context, node: Node) -> Result<fs::Bytes> {
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.listxattr(req, INodeNo(node.0), XATTR_MAX, reply);
-        })
-        .await
-    }
-
-    async fn setxattr(
-        &self,
-        cx: &Context,
-        node: Node,
-        name: &CStr,
-        value: &[u8],
-        flags: fs::XattrFlags,
-        _: bool,
-    ) -> Result<()> {
-        let (name, value) = (own(name), value.to_vec());
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.setxattr(
-                req,
-                INodeNo(node.0),
-                &name,
-                &value,
-                flags.bits() as i32,
-                0,
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn removexattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
-        let name = own(name);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.removexattr(req, INodeNo(node.0), &name, reply);
-        })
-        .await
-    }
-
-    async fn access(&self, cx: &Context, node: Node, mask: fs::Access) -> Result<()> {
-        let mask = AccessFlags::from_bits_retain(mask.bits() as i32);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.access(req, INodeNo(node.0), mask, reply);
-        })
-        .await
-    }
-
-    async fn getlk(
-        &self,
-        cx: &Context,
-        node: Node,
-        how: &fs::LockHow,
-        lock: &fs::Lock,
-    ) -> Result<fs::Lock> {
-        let (how, lock) = (*how, *lock);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.getlk(
-                req,
-                INodeNo(node.0),
-                FileHandle(how.fh.0),
-                lock_owner(how.owner),
-                lock.start,
-                lock.end,
-                lock.kind as i32,
-                lock.pid,
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn setlk(
-        &self,
-        cx: &Context,
-        node: Node,
-        how: &fs::LockHow,
-        lock: &fs::Lock,
-    ) -> Result<()> {
-        let (how, lock) = (*how, *lock);
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.setlk(
-                req,
-                INodeNo(node.0),
-                FileHandle(how.fh.0),
-                lock_owner(how.owner),
-                lock.start,
-                lock.end,
-                lock.kind as i32,
-                lock.pid,
-                how.wait,
-                reply,
-            );
-        })
-        .await
-    }
-
-    async fn fallocate(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        offset: u64,
-        len: u64,
-        mode: fs::FallocateFlags,
-    ) -> Result<()> {
-        in_range([offset, len])?;
-        self.ask_for(cx, move |fs, req, reply| {
-            let (ino, fh) = (INodeNo(node.0), FileHandle(fh.0));
-            fs.fallocate(req, ino, fh, offset, len, mode.bits() as i32, reply);
-        })
-        .await
-    }
-
-    async fn lseek(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        offset: u64,
-        seek: fs::Seek,
-    ) -> Result<u64> {
-        self.ask_for(cx, move |fs, req, reply| {
-            let (ino, fh) = (INodeNo(node.0), FileHandle(fh.0));
-            let whence = match seek {
-                fs::Seek::Data => libc::SEEK_DATA,
-                fs::Seek::Hole => libc::SEEK_HOLE,
-            };
-            fs.lseek(req, ino, fh, offset as i64, whence, reply);
-        })
-        .await
-    }
-
-    async fn copy_file_range(&self, cx: &Context, node: Node, copy: &fs::CopyRange) -> Result<u64> {
-        in_range([copy.offset_in, copy.offset_out])?;
-        let copy = *copy;
-        let copied = self.ask_for(cx, move |fs, req, reply| {
-            fs.copy_file_range(
-                req,
-                INodeNo(node.0),
-                FileHandle(copy.fh_in.0),
-                copy.offset_in,
-                INodeNo(copy.node_out.0),
-                FileHandle(copy.fh_out.0),
-                copy.offset_out,
-                // The reply has 32 bits.
-                copy.len.min(u64::from(!4095u32)),
-                CopyFileRangeFlags::from_bits_retain(copy.flags),
-                reply,
-            );
-        });
-        copied.await.map(u64::from)
-    }
-
     async fn ioctl(
         &self,
         cx: &Context,
@@ -545,16 +302,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         let (fh, cmd, out_size) = (FileHandle(ioctl.fh.0), ioctl.cmd, ioctl.out_size);
         let input = ioctl.input.to_vec();
         self.ask_for(cx, move |fs, req, reply| {
-            fs.ioctl(
-                req,
-                INodeNo(node.0),
-                fh,
-                flags,
-                cmd,
-                &input,
-                out_size,
-                reply,
-            );
+            fs.ioctl(req, node.kept(), fh, flags, cmd, &input, out_size, reply);
         })
         .await
     }
@@ -566,22 +314,17 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         self.ask_for(cx, move |fs, req, reply| {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY, poll.notify);
+            let notifier = PollNotifier::new(PollHandle(poll.kh), Notifier::new(notifier));
+            let events = PollEvents::from_bits_retain(poll.events);
             fs.poll(
                 req,
-                INodeNo(node.0),
-                FileHandle(poll.fh.0),
-                PollNotifier::new(PollHandle(poll.kh), Notifier::new(notifier)),
-                PollEvents::from_bits_retain(poll.events),
+                node.kept(),
+                poll.fh.kept(),
+                notifier,
+                events,
                 flags,
                 reply,
             );
-        })
-        .await
-    }
-
-    async fn bmap(&self, cx: &Context, node: Node, block: u64, block_size: u32) -> Result<u64> {
-        self.ask_for(cx, move |fs, req, reply| {
-            fs.bmap(req, INodeNo(node.0), block_size, block, reply);
         })
         .await
     }

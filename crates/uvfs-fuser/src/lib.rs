@@ -4,7 +4,6 @@ mod adapter;
 mod backing;
 mod buffers;
 mod calls;
-mod data;
 #[cfg(feature = "experimental")]
 pub mod experimental;
 mod filesystem;

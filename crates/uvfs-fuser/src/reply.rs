@@ -126,24 +126,27 @@ impl<T> Listing<T> {
     }
 }
 
-/// A reply that is made of the way to its request alone. The others are made of a [`Sender`], which is
-/// one too.
-pub(crate) trait Reply: 'static {
+/// A reply that is made of the way to its request, and of the mount's descriptor. The others are made of a
+/// [`Sender`], which is one too.
+pub(crate) trait Reply: Send + 'static {
     type Answer: Send + 'static;
 
-    fn new(sender: Sender<Self::Answer>) -> Self;
+    fn new(sender: Sender<Self::Answer>, device: &Arc<OwnedFd>) -> Self;
 }
 
 impl<T: Send + 'static> Reply for Sender<T> {
     type Answer = T;
 
-    fn new(sender: Sender<T>) -> Self {
+    fn new(sender: Sender<T>, _: &Arc<OwnedFd>) -> Self {
         sender
     }
 }
 
 macro_rules! replies {
-    ($($(#[$meta:meta])* $name:ident($what:ty);)*) => {$(
+    ($(
+        $(#[$meta:meta])* $name:ident($what:ty)
+        $({ $(#[$doc:meta])* $answer:ident($($arg:ident: $type:ty),*) = $value:expr })?;
+    )*) => {$(
         $(#[$meta])*
         #[derive(Debug)]
         pub struct $name(Sender<$what>);
@@ -151,12 +154,19 @@ macro_rules! replies {
         impl Reply for $name {
             type Answer = $what;
 
-            fn new(sender: Sender<$what>) -> Self {
+            fn new(sender: Sender<$what>, _: &Arc<OwnedFd>) -> Self {
                 Self(sender)
             }
         }
 
         impl $name {
+            $(
+                $(#[$doc])*
+                pub fn $answer(self, $($arg: $type),*) {
+                    self.0.send(Ok($value));
+                }
+            )?
+
             /// Answers with an error.
             pub fn error(self, err: Errno) {
                 self.0.send(Err(err));
@@ -167,34 +177,49 @@ macro_rules! replies {
 
 replies! {
     /// Answers a request that succeeds or fails, and gives nothing else.
-    ReplyEmpty(());
+    ReplyEmpty(()) {
+        /// The request succeeded.
+        ok() = ()
+    };
     /// Answers a request that finds or makes a node.
     ReplyEntry(fs::Entry);
     /// Answers a request for attributes.
-    ReplyAttr(fs::Attributes);
+    ReplyAttr(fs::Attributes) {
+        /// Gives the attributes. The kernel may keep them for `ttl`.
+        attr(ttl: &Duration, attr: &FileAttr) = fs::Attributes::new(attributes(attr), *ttl)
+    };
     /// Answers a write or a copy.
-    ReplyWrite(u32);
+    ReplyWrite(u32) {
+        /// Gives the number of bytes that were written.
+        written(size: u32) = size
+    };
     /// Answers statfs(2).
     ReplyStatfs(abi::Kstatfs);
     /// Answers a test for a lock.
-    ReplyLock(fs::Lock);
+    ReplyLock(fs::Lock) {
+        /// Gives the lock that is in the way, or one of type F_UNLCK.
+        locked(start: u64, end: u64, typ: i32, pid: u32) =
+            fs::Lock { start, end, kind: typ as u32, pid }
+    };
     /// Answers a request for the place of a block.
-    ReplyBmap(u64);
+    ReplyBmap(u64) {
+        /// Gives the block of the device.
+        bmap(block: u64) = block
+    };
     /// Answers ioctl(2).
     ReplyIoctl((i32, Vec<u8>));
     /// Answers poll(2).
-    ReplyPoll(u32);
+    ReplyPoll(u32) {
+        /// Gives the events that are ready.
+        poll(revents: crate::PollEvents) = revents.bits()
+    };
     /// Answers getxattr(2) or listxattr(2).
     ReplyXattr(Vec<u8>);
     /// Answers lseek(2).
-    ReplyLseek(u64);
-}
-
-impl ReplyEmpty {
-    /// The request succeeded.
-    pub fn ok(self) {
-        self.0.send(Ok(()));
-    }
+    ReplyLseek(u64) {
+        /// Gives the new position.
+        offset(offset: i64) = offset as u64
+    };
 }
 
 impl ReplyEntry {
@@ -214,20 +239,6 @@ impl ReplyEntry {
         let mut entry = entry(attr_ttl, attr, generation);
         entry.entry_ttl = *entry_ttl;
         self.0.send(Ok(entry));
-    }
-}
-
-impl ReplyAttr {
-    /// Gives the attributes. The kernel may keep them for `ttl`.
-    pub fn attr(self, ttl: &Duration, attr: &FileAttr) {
-        self.0.send(Ok(fs::Attributes::new(attributes(attr), *ttl)));
-    }
-}
-
-impl ReplyWrite {
-    /// Gives the number of bytes that were written.
-    pub fn written(self, size: u32) {
-        self.0.send(Ok(size));
     }
 }
 
@@ -259,36 +270,10 @@ impl ReplyStatfs {
     }
 }
 
-impl ReplyLock {
-    /// Gives the lock that is in the way, or one of type F_UNLCK.
-    pub fn locked(self, start: u64, end: u64, typ: i32, pid: u32) {
-        self.0.send(Ok(fs::Lock {
-            start,
-            end,
-            kind: typ as u32,
-            pid,
-        }));
-    }
-}
-
-impl ReplyBmap {
-    /// Gives the block of the device.
-    pub fn bmap(self, block: u64) {
-        self.0.send(Ok(block));
-    }
-}
-
 impl ReplyIoctl {
     /// Gives the value that ioctl(2) returns, and data for its caller.
     pub fn ioctl(self, result: i32, data: &[u8]) {
         self.0.send_with(|| Ok((result, data.to_vec())));
-    }
-}
-
-impl ReplyPoll {
-    /// Gives the events that are ready.
-    pub fn poll(self, revents: crate::PollEvents) {
-        self.0.send(Ok(revents.bits()));
     }
 }
 
@@ -305,13 +290,6 @@ impl ReplyXattr {
     /// Gives the value, or the names with a 0 byte after each.
     pub fn data(self, data: &[u8]) {
         self.0.send_with(|| Ok(data.to_vec()));
-    }
-}
-
-impl ReplyLseek {
-    /// Gives the new position.
-    pub fn offset(self, offset: i64) {
-        self.0.send(Ok(offset as u64));
     }
 }
 
@@ -366,11 +344,16 @@ pub struct ReplyCreate {
 
 macro_rules! backing {
     ($name:ident, $what:ty) => {
-        impl $name {
-            pub(crate) fn new(sender: Sender<$what>, device: Arc<OwnedFd>) -> Self {
+        impl Reply for $name {
+            type Answer = $what;
+
+            fn new(sender: Sender<$what>, device: &Arc<OwnedFd>) -> Self {
+                let device = device.clone();
                 Self { sender, device }
             }
+        }
 
+        impl $name {
             /// Registers a file that the kernel can read and write by itself. All opens of a node that
             /// exist at one time have to be given the same file.
             pub fn open_backing(&self, fd: impl AsFd) -> std::io::Result<BackingId> {
