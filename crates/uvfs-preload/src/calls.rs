@@ -403,4 +403,4 @@ mod exported;
 #[cfg(not(test))]
 pub(crate) use exported::{close, close_range, dup, dup2, dup3, fcntl};
 #[cfg(test)]
-pub(crate) use next::{close, close_range, dup, dup2, dup3, fcntl};
+pub(crate) use libc::{close, close_range, dup, dup2, dup3, fcntl};

@@ -118,7 +118,7 @@ mod before {
     use crate::real::{self, Next, before};
     use crate::table;
     use std::arch::naked_asm;
-    use std::ffi::{CStr, c_int, c_void};
+    use std::ffi::{c_int, c_void};
 
     /// The libc crate has it on some machines only.
     const SIGEV_THREAD: c_int = 2;
@@ -236,25 +236,13 @@ mod before {
 /// Limits of files' sizes, which are the kernel's to keep.
 #[cfg(not(test))]
 mod around {
+    use std::ffi::c_int;
+
     use libc::pid_t;
-    use std::ffi::{CStr, c_int, c_void};
 
     use crate::guard::aside;
     use crate::import;
-
-    mod next {
-        use super::*;
-        use crate::real::{Next, next};
-
-        next! {
-            setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
-            setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
-            prlimit(process: pid_t, what: c_int, to: *const libc::rlimit,
-                old: *mut libc::rlimit) -> c_int;
-            prlimit64(process: pid_t, what: c_int, to: *const libc::rlimit,
-                old: *mut libc::rlimit) -> c_int;
-        }
-    }
+    use crate::real::exports;
 
     fn limits(what: c_int, to: *const libc::rlimit) {
         if what == libc::RLIMIT_FSIZE as c_int && !to.is_null() {
@@ -265,18 +253,13 @@ mod around {
     /// Each with the arguments that are the limit's kind and the new limit.
     macro_rules! limiting {
         ($($what:ident, $new:ident => $name:ident($($arg:ident: $type:ty),*);)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            exports! {$(
+                fn $name($($arg: $type),*) -> c_int {
                     limits($what, $new);
                     // SAFETY: the caller's own arguments.
-                    unsafe { next::$name($($arg),*) }
+                    unsafe { next($($arg),*) }
                 }
-            )*
+            )*}
         };
     }
 

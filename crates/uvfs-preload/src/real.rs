@@ -12,10 +12,14 @@ pub(crate) struct Next {
 }
 
 impl Next {
-    pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self {
-            name,
-            found: AtomicPtr::new(std::ptr::null_mut()),
+    /// Of the symbol with this name, which ends with a NUL.
+    pub(crate) const fn new(name: &'static str) -> Self {
+        match CStr::from_bytes_with_nul(name.as_bytes()) {
+            Ok(name) => Self {
+                name,
+                found: AtomicPtr::new(std::ptr::null_mut()),
+            },
+            Err(_) => panic!("a name without NUL"),
         }
     }
 
@@ -32,28 +36,63 @@ impl Next {
     }
 }
 
-/// Declares the next definitions as functions of the same name.
+/// Declares the next definitions as functions of the same name, or `as` another.
 macro_rules! next {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $($crate::real::next!($name as $name($($arg: $type),*) -> $result);)*
+    };
+    ($symbol:ident as $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
+        /// The next definition.
+        ///
+        /// # Safety
+        /// As the function itself.
+        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
+            use $crate::real::Next;
+            static NEXT: Next = Next::new(concat!(stringify!($symbol), "\0"));
+            let found = NEXT.get();
+            assert!(!found.is_null(), concat!("no ", stringify!($symbol)));
+            type Call = unsafe extern "C" fn($($type),*) -> $result;
+            // SAFETY: the symbol of this name has this signature (the C library's manual).
+            let call = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Call>(found) };
+            // SAFETY: the caller's duty.
+            unsafe { call($($arg),*) }
+        }
+    };
+}
+
+/// Defines functions under the names by which programs know them. In a body, `next` is the next definition.
+#[cfg(not(test))]
+macro_rules! exports {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block
+    )*) => {$(
+        /// As the manual says.
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// As the manual says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            $crate::real::next!($name as next($($arg: $type),*) -> $result);
+            $body
+        }
+    )*};
+}
+
+/// Other names of the C library's for the same.
+#[cfg(not(test))]
+macro_rules! aliases {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $same:ident;)*) => {
         $(
-            /// The next definition.
+            #[doc = concat!("As [`", stringify!($same), "`].")]
             ///
             /// # Safety
-            /// As the function itself.
-            pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-                static NEXT: Next = Next::new(
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name without NUL"),
-                    },
-                );
-                let found = NEXT.get();
-                assert!(!found.is_null(), concat!("no ", stringify!($name)));
-                type Call = unsafe extern "C" fn($($type),*) -> $result;
-                // SAFETY: the symbol of this name has this signature (the C library's manual).
-                let call = unsafe { std::mem::transmute::<*mut c_void, Call>(found) };
-                // SAFETY: the caller's duty.
-                unsafe { call($($arg),*) }
+            /// As the manual says.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                // SAFETY: the caller's own arguments.
+                unsafe { self::$same($($arg),*) }
             }
         )*
     };
@@ -67,12 +106,7 @@ macro_rules! before {
     ($($name:ident, $hook:ident, $what:expr;)*) => {
         $(
             extern "C" fn $hook(first: usize, second: usize, third: usize) -> *mut c_void {
-                static NEXT: Next = Next::new(
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name without NUL"),
-                    },
-                );
+                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
                 $what(first, second, third);
                 NEXT.get()
             }
@@ -138,13 +172,13 @@ macro_rules! before {
     };
 }
 
-#[cfg(not(test))]
-pub(crate) use before;
 pub(crate) use next;
+#[cfg(not(test))]
+pub(crate) use {aliases, before, exports};
 
 /// The C library's syscall(2), for this library's own calls: programs' are judged (`dispatch.rs`).
 pub(crate) fn syscall() -> unsafe extern "C" fn(c_long, ...) -> c_long {
-    static NEXT: Next = Next::new(c"syscall");
+    static NEXT: Next = Next::new("syscall\0");
     // SAFETY: a function of this signature, which every C library has.
     unsafe { std::mem::transmute(NEXT.get()) }
 }

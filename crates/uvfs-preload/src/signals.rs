@@ -201,61 +201,42 @@ mod exported {
     use libc::{SA_RESETHAND, SA_SIGINFO, sigaction as Action};
 
     use super::*;
+    use crate::real::{aliases, exports};
 
-    mod next {
-        use std::ffi::{CStr, c_int, c_void};
-
-        use libc::sigaction as Action;
-
-        use crate::real::{Next, next};
-
-        next! {
-            sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
-            signal(signal: c_int, handler: usize) -> usize;
-        }
-    }
-
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn sigaction(
-        signal: c_int,
-        new: *const Action,
-        old: *mut Action,
-    ) -> c_int {
-        let before = handler_of(signal);
-        // SAFETY: the caller's, or null.
-        let mut action = unsafe { new.as_ref() }.copied();
-        if let Some(action) = &mut action {
-            taking(signal);
-            // A call around the C library during the handler would end the program.
-            // SAFETY: a copy of the caller's set.
-            unsafe { libc::sigdelset(&mut action.sa_mask, libc::SIGSYS) };
-        }
-        let new = match &mut action {
-            Some(action)
-                if takes(signal, action.sa_sigaction) && action.sa_flags & SA_RESETHAND == 0 =>
-            {
-                let informed = action.sa_flags & SA_SIGINFO != 0;
-                STATE.informed[signal as usize].store(informed, Ordering::Relaxed);
-                STATE.handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
-                action.sa_sigaction = arrived as *const () as usize;
-                std::ptr::from_ref(action)
+    exports! {
+        fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+            let before = handler_of(signal);
+            // SAFETY: the caller's, or null.
+            let mut action = unsafe { new.as_ref() }.copied();
+            if let Some(action) = &mut action {
+                taking(signal);
+                // A call around the C library during the handler would end the program.
+                // SAFETY: a copy of the caller's set.
+                unsafe { libc::sigdelset(&mut action.sa_mask, libc::SIGSYS) };
             }
-            Some(action) => std::ptr::from_ref(action),
-            None => new,
-        };
-        // SAFETY: the caller's own arguments, or a copy.
-        let done = unsafe { next::sigaction(signal, new, old) };
-        if done == 0 {
-            // SAFETY: filled by the call, or null.
-            if let Some(old) = unsafe { old.as_mut() } {
-                old.sa_sigaction = shown(old.sa_sigaction, before);
+            let new = match &mut action {
+                Some(action)
+                    if takes(signal, action.sa_sigaction) && action.sa_flags & SA_RESETHAND == 0 =>
+                {
+                    let informed = action.sa_flags & SA_SIGINFO != 0;
+                    STATE.informed[signal as usize].store(informed, Ordering::Relaxed);
+                    STATE.handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
+                    action.sa_sigaction = arrived as *const () as usize;
+                    std::ptr::from_ref(action)
+                }
+                Some(action) => std::ptr::from_ref(action),
+                None => new,
+            };
+            // SAFETY: the caller's own arguments, or a copy.
+            let done = unsafe { next(signal, new, old) };
+            if done == 0 {
+                // SAFETY: filled by the call, or null.
+                if let Some(old) = unsafe { old.as_mut() } {
+                    old.sa_sigaction = shown(old.sa_sigaction, before);
+                }
             }
+            done
         }
-        done
     }
 
     /// SIGSYS becomes the program's.
@@ -265,36 +246,24 @@ mod exported {
         }
     }
 
-    fn simple(signal: c_int, handler: usize) -> usize {
-        taking(signal);
-        let before = handler_of(signal);
-        let handler = match takes(signal, handler) {
-            true => {
-                STATE.informed[signal as usize].store(false, Ordering::Relaxed);
-                STATE.handlers[signal as usize].store(handler, Ordering::Release);
-                arrived as *const () as usize
-            }
-            false => handler,
-        };
-        // SAFETY: the caller's own arguments, or our handler.
-        shown(unsafe { next::signal(signal, handler) }, before)
+    exports! {
+        fn signal(signal: c_int, handler: usize) -> usize {
+            taking(signal);
+            let before = handler_of(signal);
+            let handler = match takes(signal, handler) {
+                true => {
+                    STATE.informed[signal as usize].store(false, Ordering::Relaxed);
+                    STATE.handlers[signal as usize].store(handler, Ordering::Release);
+                    arrived as *const () as usize
+                }
+                false => handler,
+            };
+            // SAFETY: the caller's own arguments, or our handler.
+            shown(unsafe { next(signal, handler) }, before)
+        }
     }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
-        simple(signal, handler)
-    }
-
-    /// As [`signal`].
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn bsd_signal(signal: c_int, handler: usize) -> usize {
-        simple(signal, handler)
+    aliases! {
+        bsd_signal(signal: c_int, handler: usize) -> usize = signal;
     }
 }

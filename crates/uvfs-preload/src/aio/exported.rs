@@ -2,7 +2,7 @@
 //! these are the newer ones (LIBAIO_0.4).
 
 use libc::timespec;
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::OnceLock;
 
 use super::*;
@@ -27,12 +27,7 @@ macro_rules! libaio {
                 /// As the system call.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                    static NEXT: Next = Next::new(
-                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                            Ok(name) => name,
-                            Err(_) => panic!("a name without NUL"),
-                        },
-                    );
+                    static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
                     if !is_libaio() && !NEXT.get().is_null() {
                         type Call = unsafe extern "C" fn($($type),*) -> c_int;
                         // SAFETY: a function; its arguments are in the registers of these.

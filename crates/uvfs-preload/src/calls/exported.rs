@@ -1,9 +1,8 @@
 //! Functions under the names by which programs know them. Unit tests don't want them.
 
-use super::next;
 use crate::import;
 use crate::promotion::Passing;
-use crate::real::{is_inside, set_errno};
+use crate::real::{aliases, exports, is_inside, set_errno};
 use crate::report::Why;
 use crate::table::{self, Known, Opened};
 use libc::{FILE, mode_t, msghdr};
@@ -18,22 +17,18 @@ use super::{
     noted, out_of_reach, place, published, refuses, seek, sync, sync_range, truncate, vacate,
 };
 
+/// Functions that open a file with these flags.
 macro_rules! opens {
-        ($($how:expr => $name:ident($($arg:ident: $type:ty),*);)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                    let _making = making();
-                    // SAFETY: the caller's own arguments.
-                    noted(unsafe { next::$name($($arg),*) }, $how)
-                }
-            )*
-        };
-    }
+    ($($how:expr => $name:ident($($arg:ident: $type:ty),*);)*) => {
+        exports! {$(
+            fn $name($($arg: $type),*) -> c_int {
+                let _making = making();
+                // SAFETY: the caller's own arguments.
+                noted(unsafe { next($($arg),*) }, $how)
+            }
+        )*}
+    };
+}
 
 opens! {
     flags => open(path: *const c_char, flags: c_int, mode: mode_t);
@@ -57,25 +52,20 @@ opens! {
 /// Functions that this library makes descriptors of its own by. The program's are not files of a
 /// mount.
 macro_rules! makes {
-        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                    let _making = making();
-                    // SAFETY: the caller's own arguments.
-                    let fd = unsafe { next::$name($($arg),*) };
-                    match fd >= 0 && is_inside() && !is_borrowed() {
-                        true => out_of_reach(fd),
-                        false => fd,
-                    }
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+        exports! {$(
+            fn $name($($arg: $type),*) -> c_int {
+                let _making = making();
+                // SAFETY: the caller's own arguments.
+                let fd = unsafe { next($($arg),*) };
+                match fd >= 0 && is_inside() && !is_borrowed() {
+                    true => out_of_reach(fd),
+                    false => fd,
                 }
-            )*
-        };
-    }
+            }
+        )*}
+    };
+}
 
 makes! {
     socket(family: c_int, kind: c_int, protocol: c_int);
@@ -88,25 +78,20 @@ fn no_position(_: c_int) {}
 /// Functions whose result comes from an expression in `served`, or from the next definition.
 /// The first function's result lives until the call is over.
 macro_rules! serves {
-        ($begin:path => $($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
-            = $served:expr;)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($fd: $first $(, $arg: $type)*) -> $result {
-                    #[allow(clippy::let_unit_value)] // Most hold nothing.
-                    let _passing = $begin($fd);
-                    // SAFETY: the caller's own arguments.
-                    #[allow(unused_unsafe)]
-                    let done = unsafe { $served };
-                    served!(done, next::$name($fd $(, $arg)*))
-                }
-            )*
-        };
-    }
+    ($begin:path => $($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
+        = $served:expr;)*) => {
+        exports! {$(
+            fn $name($fd: $first $(, $arg: $type)*) -> $result {
+                #[allow(clippy::let_unit_value)] // Most hold nothing.
+                let _passing = $begin($fd);
+                // SAFETY: the caller's own arguments.
+                #[allow(unused_unsafe)]
+                let done = unsafe { $served };
+                served!(done, next($fd $(, $arg)*))
+            }
+        )*}
+    };
+}
 
 serves! {
     Passing::begin =>
@@ -173,22 +158,17 @@ serves! {
 
 /// Functions that go to the next definition after something was done.
 macro_rules! prepares {
-        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $first:expr;)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                    #[allow(clippy::let_unit_value)] // Most have nothing to hold.
-                    let _first = $first;
-                    // SAFETY: the caller's own arguments.
-                    unsafe { next::$name($($arg),*) }
-                }
-            )*
-        };
-    }
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $first:expr;)*) => {
+        exports! {$(
+            fn $name($($arg: $type),*) -> $result {
+                #[allow(clippy::let_unit_value)] // Most have nothing to hold.
+                let _first = $first;
+                // SAFETY: the caller's own arguments.
+                unsafe { next($($arg),*) }
+            }
+        )*}
+    };
+}
 
 fn published_unless(fd: c_int, at: *mut off_t) {
     if at.is_null() {
@@ -250,60 +230,6 @@ prepares! {
     _Exit(code: c_int) -> () = crate::calls::ending();
 }
 
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_fadvise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> c_int {
-    match advise(fd, from, len, advice) {
-        true => 0,
-        // SAFETY: the caller's own arguments.
-        false => unsafe { next::posix_fadvise(fd, from, len, advice) },
-    }
-}
-
-/// As [`posix_fadvise`].
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_fadvise64(
-    fd: c_int,
-    from: off_t,
-    len: off_t,
-    advice: c_int,
-) -> c_int {
-    // SAFETY: the caller's own arguments.
-    unsafe { posix_fadvise(fd, from, len, advice) }
-}
-
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_inside()
-            && !is_borrowed()
-            // SAFETY: this library's own argument.
-            && let Some(done) = table::close_own(fd, || unsafe { next::close(fd) })
-    {
-        return done;
-    }
-    let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
-    if fd >= 0 && ours() {
-        // Programs close whatever they did not open.
-        set_errno(libc::EBADF);
-        return -1;
-    }
-    let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
-    let _apart = apart.then(table::RaceGuard::closes);
-    let _closing = close_word(fd);
-    // SAFETY: the caller's own argument.
-    unsafe { next::close(fd) }
-}
-
 fn close_word(fd: c_int) -> Option<table::Closing> {
     if fd < 0 || is_borrowed() {
         return None;
@@ -322,107 +248,13 @@ fn close_word(fd: c_int) -> Option<table::Closing> {
 /// # Safety
 /// As the manual says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
-    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || is_borrowed() || first > last {
-        // SAFETY: the caller's own arguments.
-        return unsafe { next::close_range(first, last, flags) };
-    }
-    let _apart = (import::any_session() && !is_inside()).then(table::RaceGuard::closes);
-    let mut from = first;
-    for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
-        if !matches!(table::look(fd), Known::Own) {
-            drop(close_word(fd));
-            continue;
-        }
-        if (fd as u32) > from {
-            // SAFETY: a part of what the caller asked for, without this library's own.
-            let done = unsafe { next::close_range(from, fd as u32 - 1, flags) };
-            if done < 0 {
-                return done;
-            }
-        }
-        from = fd as u32 + 1;
-    }
-    if from > last {
-        return 0;
-    }
-    // SAFETY: as above.
-    unsafe { next::close_range(from, last, flags) }
-}
-
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     // SAFETY: the caller's own argument.
     unsafe { close_range(first.max(0) as u32, u32::MAX, 0) };
 }
 
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    if refuses(fd) {
-        return -1;
-    }
-    // SAFETY: the caller's own argument.
-    duplicated(fd, unsafe { next::dup(fd) })
-}
-
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    if refuses(fd) {
-        return -1;
-    }
-    if fd == to {
-        // SAFETY: the caller's own arguments.
-        return unsafe { next::dup2(fd, to) };
-    }
-    let _closing = vacate(to);
-    // SAFETY: the caller's own arguments.
-    duplicated(fd, unsafe { next::dup2(fd, to) })
-}
-
-/// As the manual says.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    if refuses(fd) {
-        return -1;
-    }
-    let _closing = if fd == to { None } else { vacate(to) };
-    // SAFETY: the caller's own arguments.
-    duplicated(fd, unsafe { next::dup3(fd, to, flags) })
-}
-
-/// Other names of the C library's for the same.
-macro_rules! aliases {
-        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $same:ident;)*) => {
-            $(
-                #[doc = concat!("As [`", stringify!($same), "`].")]
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                    // SAFETY: the caller's own arguments.
-                    unsafe { $same($($arg),*) }
-                }
-            )*
-        };
-    }
-
 aliases! {
+    posix_fadvise64(fd: c_int, from: off_t, len: off_t, advice: c_int) -> c_int = posix_fadvise;
     __open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = open;
     __open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = open64;
     __close(fd: c_int) -> c_int = close;
@@ -464,21 +296,6 @@ unsafe fn counted_from_position(fd: c_int, command: c_int, arg: usize) {
     }
 }
 
-/// As the manual says; its third argument is one word at most, whatever it is.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
-    // FIONREAD gives what is left from the position on, and FS_IOC_RESVSP and its like ('X')
-    // may count from it.
-    if request == libc::FIONREAD || request >> 8 & 0xff == c_ulong::from(b'X') {
-        read_by_kernel(fd, std::ptr::null_mut());
-    }
-    // SAFETY: the caller's own arguments.
-    unsafe { next::ioctl(fd, request, arg) }
-}
-
 fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
     if done < 0 {
         return done;
@@ -501,32 +318,121 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
     }
 }
 
-/// As the manual says; its third argument is one word at most, whatever it is.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
-    if refuses(fd) {
-        return -1;
+exports! {
+    fn posix_fadvise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> c_int {
+        match advise(fd, from, len, advice) {
+            true => 0,
+            // SAFETY: the caller's own arguments.
+            false => unsafe { next(fd, from, len, advice) },
+        }
     }
-    // SAFETY: the caller's own arguments.
-    unsafe { counted_from_position(fd, command, arg) };
-    // SAFETY: the caller's own arguments.
-    controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
+
+    fn close(fd: c_int) -> c_int {
+        if is_inside()
+            && !is_borrowed()
+            // SAFETY: this library's own argument.
+            && let Some(done) = table::close_own(fd, || unsafe { next(fd) })
+        {
+            return done;
+        }
+        let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
+        if fd >= 0 && ours() {
+            // Programs close whatever they did not open.
+            set_errno(libc::EBADF);
+            return -1;
+        }
+        let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
+        let _apart = apart.then(table::RaceGuard::closes);
+        let _closing = close_word(fd);
+        // SAFETY: the caller's own argument.
+        unsafe { next(fd) }
+    }
+
+    fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+        if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || is_borrowed() || first > last {
+            // SAFETY: the caller's own arguments.
+            return unsafe { next(first, last, flags) };
+        }
+        let _apart = (import::any_session() && !is_inside()).then(table::RaceGuard::closes);
+        let mut from = first;
+        for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
+            if !matches!(table::look(fd), Known::Own) {
+                drop(close_word(fd));
+                continue;
+            }
+            if (fd as u32) > from {
+                // SAFETY: a part of what the caller asked for, without this library's own.
+                let done = unsafe { next(from, fd as u32 - 1, flags) };
+                if done < 0 {
+                    return done;
+                }
+            }
+            from = fd as u32 + 1;
+        }
+        if from > last {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { next(from, last, flags) }
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        if refuses(fd) {
+            return -1;
+        }
+        // SAFETY: the caller's own argument.
+        duplicated(fd, unsafe { next(fd) })
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        if refuses(fd) {
+            return -1;
+        }
+        if fd == to {
+            // SAFETY: the caller's own arguments.
+            return unsafe { next(fd, to) };
+        }
+        let _closing = vacate(to);
+        // SAFETY: the caller's own arguments.
+        duplicated(fd, unsafe { next(fd, to) })
+    }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if refuses(fd) {
+            return -1;
+        }
+        let _closing = if fd == to { None } else { vacate(to) };
+        // SAFETY: the caller's own arguments.
+        duplicated(fd, unsafe { next(fd, to, flags) })
+    }
+
+    /// Its third argument is one word at most, whatever it is.
+    fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+        // FIONREAD gives what is left from the position on, and FS_IOC_RESVSP and its like ('X')
+        // may count from it.
+        if request == libc::FIONREAD || request >> 8 & 0xff == c_ulong::from(b'X') {
+            read_by_kernel(fd, std::ptr::null_mut());
+        }
+        // SAFETY: the caller's own arguments.
+        unsafe { next(fd, request, arg) }
+    }
 }
 
-/// As [`fcntl`].
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-    if refuses(fd) {
-        return -1;
-    }
-    // SAFETY: the caller's own arguments.
-    unsafe { counted_from_position(fd, command, arg) };
-    // SAFETY: the caller's own arguments.
-    controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
+macro_rules! controls {
+    ($($name:ident)*) => {
+        exports! {$(
+            /// Its third argument is one word at most, whatever it is.
+            fn $name(fd: c_int, command: c_int, arg: usize) -> c_int {
+                if refuses(fd) {
+                    return -1;
+                }
+                // SAFETY: the caller's own arguments.
+                unsafe { counted_from_position(fd, command, arg) };
+                // SAFETY: the caller's own arguments.
+                controlled(fd, command, arg, unsafe { next(fd, command, arg) })
+            }
+        )*}
+    };
 }
+
+controls! { fcntl fcntl64 }

@@ -1,31 +1,11 @@
 //! SIGSYS stays unblocked: the kernel ends a program whose call traps while it is blocked.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec};
 
-use crate::real::{Next, is_inside, next};
-
-mod next {
-    use super::*;
-
-    next! {
-        sigprocmask(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int;
-        pthread_sigmask(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int;
-        pthread_attr_setsigmask_np(how: *mut c_void, mask: *const sigset_t) -> c_int;
-        sigsuspend(mask: *const sigset_t) -> c_int;
-        ppoll(list: *mut pollfd, count: nfds_t, time: *const timespec, mask: *const sigset_t) -> c_int;
-        __ppoll_chk(list: *mut pollfd, count: nfds_t, time: *const timespec, mask: *const sigset_t,
-            room: usize) -> c_int;
-        pselect(count: c_int, reads: *mut fd_set, writes: *mut fd_set, others: *mut fd_set,
-            time: *const timespec, mask: *const sigset_t) -> c_int;
-        epoll_pwait(fd: c_int, to: *mut epoll_event, most: c_int, time: c_int,
-            mask: *const sigset_t) -> c_int;
-        epoll_pwait2(fd: c_int, to: *mut epoll_event, most: c_int, time: *const timespec,
-            mask: *const sigset_t) -> c_int;
-    }
-}
+use crate::real::{exports, is_inside};
 
 /// The set without SIGSYS: itself, or a copy.
 fn without(set: *const sigset_t, copy: &mut MaybeUninit<sigset_t>) -> *const sigset_t {
@@ -45,13 +25,8 @@ fn without(set: *const sigset_t, copy: &mut MaybeUninit<sigset_t>) -> *const sig
 /// Functions with a set that is to be blocked, if the condition holds.
 macro_rules! blocking {
     ($($name:ident($($arg:ident: $type:ty),*), $set:ident if $blocks:expr;)*) => {
-        $(
-            /// As the manual says.
-            ///
-            /// # Safety
-            /// As the manual says.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        exports! {$(
+            fn $name($($arg: $type),*) -> c_int {
                 let mut copy = MaybeUninit::uninit();
                 // Threads of this library have no dispatch, and block all.
                 let $set = match $blocks && !is_inside() {
@@ -59,9 +34,9 @@ macro_rules! blocking {
                     false => $set,
                 };
                 // SAFETY: the caller's own arguments, or a copy.
-                unsafe { next::$name($($arg),*) }
+                unsafe { next($($arg),*) }
             }
-        )*
+        )*}
     };
 }
 
@@ -88,15 +63,8 @@ blocking! {
 mod older {
     use super::*;
 
-    mod next {
-        use super::*;
-
-        next! {
-            sighold(signal: c_int) -> c_int;
-            sigset(signal: c_int, handler: usize) -> usize;
-            sigblock(mask: c_int) -> c_int;
-            sigsetmask(mask: c_int) -> c_int;
-        }
+    crate::real::next! {
+        pthread_sigmask(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int;
     }
 
     fn unblocked<T>(done: T) -> T {
@@ -105,44 +73,36 @@ mod older {
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGSYS);
-            super::next::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+            pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
         }
         done
     }
 
     macro_rules! unblocking {
-        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-            $(
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                    // SAFETY: the caller's own arguments.
-                    unblocked(unsafe { next::$name($($arg),*) })
+        ($($name:ident($arg:ident: $type:ty);)*) => {
+            exports! {$(
+                fn $name($arg: $type) -> c_int {
+                    // SAFETY: the caller's own argument.
+                    unblocked(unsafe { next($arg) })
                 }
-            )*
+            )*}
         };
     }
 
     unblocking! {
-        sighold(signal: c_int) -> c_int;
-        sigblock(mask: c_int) -> c_int;
-        sigsetmask(mask: c_int) -> c_int;
+        sighold(signal: c_int);
+        sigblock(mask: c_int);
+        sigsetmask(mask: c_int);
     }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn sigset(signal: c_int, handler: usize) -> usize {
-        if signal == libc::SIGSYS {
-            crate::dispatch::fall_back(crate::dispatch::Why::Signals);
+    exports! {
+        fn sigset(signal: c_int, handler: usize) -> usize {
+            if signal == libc::SIGSYS {
+                crate::dispatch::fall_back(crate::dispatch::Why::Signals);
+            }
+            // SAFETY: the caller's own arguments.
+            unblocked(unsafe { next(signal, handler) })
         }
-        // SAFETY: the caller's own arguments.
-        unblocked(unsafe { next::sigset(signal, handler) })
     }
 }
 
@@ -152,15 +112,6 @@ mod contexts {
     use libc::ucontext_t;
 
     use super::*;
-
-    mod next {
-        use super::*;
-
-        next! {
-            setcontext(to: *mut ucontext_t) -> c_int;
-            swapcontext(from: *mut ucontext_t, to: *mut ucontext_t) -> c_int;
-        }
-    }
 
     /// # Safety
     /// A context, or null.
@@ -172,28 +123,20 @@ mod contexts {
         }
     }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn setcontext(to: *mut ucontext_t) -> c_int {
-        // SAFETY: the caller's own.
-        unsafe { unblock(to) };
-        // SAFETY: as above.
-        unsafe { next::setcontext(to) }
-    }
+    exports! {
+        fn setcontext(to: *mut ucontext_t) -> c_int {
+            // SAFETY: the caller's own.
+            unsafe { unblock(to) };
+            // SAFETY: as above.
+            unsafe { next(to) }
+        }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn swapcontext(from: *mut ucontext_t, to: *mut ucontext_t) -> c_int {
-        // SAFETY: the caller's own.
-        unsafe { unblock(to) };
-        // SAFETY: as above. It returns to this frame, which the C library has saved with the rest.
-        unsafe { next::swapcontext(from, to) }
+        fn swapcontext(from: *mut ucontext_t, to: *mut ucontext_t) -> c_int {
+            // SAFETY: the caller's own.
+            unsafe { unblock(to) };
+            // SAFETY: as above. It returns to this frame, which the C library has saved with the rest.
+            unsafe { next(from, to) }
+        }
     }
 }
 
@@ -204,7 +147,7 @@ mod jumps {
     use std::arch::naked_asm;
 
     use super::*;
-    use crate::real::before;
+    use crate::real::{Next, before};
 
     /// The C library's struct __jmp_buf_tag (bits/types/struct___jmp_buf_tag.h).
     #[repr(C)]

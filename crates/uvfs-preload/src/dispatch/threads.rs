@@ -99,24 +99,14 @@ pub(super) fn arm() -> Result<(), super::Why> {
 /// Functions under the names by which programs know them.
 #[cfg(not(test))]
 mod exported {
-    use std::ffi::{CStr, c_int, c_void};
+    use std::ffi::{c_int, c_void};
     use std::sync::atomic::Ordering;
 
     use libc::{pthread_attr_t, pthread_t};
 
-    use crate::real::{Next, is_inside, next, set_inside};
+    use crate::real::{exports, is_inside, set_inside};
 
     type Start = extern "C" fn(*mut c_void) -> *mut c_void;
-
-    mod next {
-        use super::*;
-
-        next! {
-            pthread_create(to: *mut pthread_t, how: *const pthread_attr_t, start: Start,
-                argument: *mut c_void) -> c_int;
-            thrd_create(to: *mut c_void, start: Start, argument: *mut c_void) -> c_int;
-        }
-    }
 
     /// The start of a thread.
     #[repr(C)]
@@ -183,38 +173,24 @@ mod exported {
         done
     }
 
-    /// As the manual says. Threads that are started by this library are at work in it for as long as they live: they
-    /// answer recalls and look for servers, so they must not need what a thread that waits for them holds. A thread of
-    /// the program arms itself before its first line.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn pthread_create(
-        to: *mut pthread_t,
-        how: *const pthread_attr_t,
-        start: Start,
-        argument: *mut c_void,
-    ) -> c_int {
-        begin_with(start, argument, |start, argument| {
-            // SAFETY: the caller's own arguments, or a function that takes what it gets.
-            unsafe { next::pthread_create(to, how, start, argument) }
-        })
-    }
+    exports! {
+        /// Threads that are started by this library are at work in it for as long as they live: they answer recalls and
+        /// look for servers, so they must not need what a thread that waits for them holds. A thread of the program arms
+        /// itself before its first line.
+        fn pthread_create(
+            to: *mut pthread_t, how: *const pthread_attr_t, start: Start, argument: *mut c_void
+        ) -> c_int {
+            begin_with(start, argument, |start, argument| {
+                // SAFETY: the caller's own arguments, or a function that takes what it gets.
+                unsafe { next(to, how, start, argument) }
+            })
+        }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn thrd_create(
-        to: *mut c_void,
-        start: Start,
-        argument: *mut c_void,
-    ) -> c_int {
-        begin_with(start, argument, |start, argument| {
-            // SAFETY: as above. A start function's result stays in its register.
-            unsafe { next::thrd_create(to, start, argument) }
-        })
+        fn thrd_create(to: *mut c_void, start: Start, argument: *mut c_void) -> c_int {
+            begin_with(start, argument, |start, argument| {
+                // SAFETY: as above. A start function's result stays in its register.
+                unsafe { next(to, start, argument) }
+            })
+        }
     }
 }

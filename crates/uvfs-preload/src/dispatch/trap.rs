@@ -4,7 +4,7 @@
 //! (goroutines). Work that takes more room than a handler may count on runs on a stack made for it. The call itself is
 //! made from the handler with the program's signal mask, so that signals interrupt it as always.
 
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::Ordering;
 
 use libc::{sigaction as Action, siginfo_t, ucontext_t};
@@ -37,7 +37,7 @@ const INSTRUCTION: i64 = 2;
 
 /// The address of the function that makes this library's own calls.
 pub(super) fn passing_on() -> usize {
-    static NEXT: Next = Next::new(c"syscall");
+    static NEXT: Next = Next::new("syscall\0");
     NEXT.get() as usize
 }
 
