@@ -15,6 +15,30 @@ use crate::inode::patiently;
 use crate::options::{Backed, KeepCache};
 use crate::{Passthrough, Source};
 
+/// How a row of [`handlers`] makes its call.
+macro_rules! made {
+    (once, $self:ident, $call:expr) => {
+        $call
+    };
+    (patiently, $self:ident, $call:expr) => {{
+        let call = async || $call;
+        Ok(patiently(&$self.0, call).await?)
+    }};
+}
+
+/// Writes methods that are one call of [`apart`], with its arguments: the nodes and the name that it is about, what it
+/// has to copy, and the call.
+macro_rules! handlers {
+    (($self:ident, $cx:ident) $(
+        $name:ident($($arg:ident: $type:ty),*) -> $out:ty =
+            $how:ident [$($node:ident),*], $about:expr, [$($own:ident),*], |$source:ident| $call:expr;
+    )*) => {$(
+        async fn $name(&$self, $cx: &Context, $($arg: $type),*) -> Result<$out> {
+            made!($how, $self, apart!($self, $cx, [$($node),*], $about, [$($own),*], |$source| $call))
+        }
+    )*};
+}
+
 impl FileSystem for Passthrough {
     fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
         let _ = self.0.session.set(session);
@@ -118,153 +142,63 @@ impl FileSystem for Passthrough {
         self.0.inodes.forget(node, lookups);
     }
 
-    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
-        let call = async || {
-            apart!(self, cx, [parent], Some(name), [cx, name], |source| source
-                .look_up(cx, parent, name))
-        };
-        Ok(patiently(&self.0, call).await?)
-    }
-
-    async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
-        apart!(self, cx, [node], None, [cx], |source| source
-            .get_attr(cx, node, fh))
-    }
-
-    async fn statx(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Option<Handle>,
-        mask: u32,
-    ) -> Result<(abi::Statx, Duration)> {
-        apart!(self, cx, [node], None, [cx], |source| source
-            .get_statx(cx, node, fh, mask))
-    }
-
-    async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
-        apart!(self, cx, [node], None, [cx, set], |source| source
-            .set_attr(cx, node, set))
-    }
-
-    async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
-        apart!(self, cx, [node], None, [], |source| source.read_link(node))
-    }
-
-    async fn symlink(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        target: &CStr,
-    ) -> Result<Entry> {
-        apart!(
-            self,
-            cx,
-            [parent],
-            Some(name),
-            [cx, name, target],
-            |source| source.with_room(|| source.make_symlink(cx, parent, name, target))
-        )
-    }
-
-    async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
-        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
-            source.with_room(|| source.make_node(cx, parent, name, new))
-        })
-    }
-
-    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
-        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
-            source.with_room(|| source.make_dir(cx, parent, name, new))
-        })
-    }
-
-    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        apart!(self, cx, [parent], Some(name), [cx, name], |source| source
-            .remove(cx, parent, name))
-    }
-
-    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        apart!(self, cx, [parent], Some(name), [cx, name], |source| source
-            .remove_dir(cx, parent, name))
-    }
-
-    async fn rename(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new_parent: Node,
-        new_name: &CStr,
-        flags: RenameFlags,
-    ) -> Result<Unlinked> {
-        apart!(
-            self,
-            cx,
-            [parent, new_parent],
-            Some(name),
-            [cx, name, new_name],
-            |source| source
-                .with_room(|| source.move_name(cx, parent, name, new_parent, new_name, flags))
-        )
-    }
-
-    async fn link(
-        &self,
-        cx: &Context,
-        node: Node,
-        new_parent: Node,
-        new_name: &CStr,
-    ) -> Result<Entry> {
-        apart!(
-            self,
-            cx,
-            [new_parent, node],
-            Some(new_name),
-            [cx, new_name],
-            |source| source.with_room(|| source.make_link(cx, node, new_parent, new_name))
-        )
-    }
-
-    async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
-        let call = async || {
-            apart!(self, cx, [node], None, [cx, how], |source| source
-                .open_file(cx, node, how))
-        };
-        Ok(patiently(&self.0, call).await?)
-    }
-
-    async fn create(
-        &self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new: &NewNode,
-        how: &OpenHow,
-    ) -> Result<(Entry, Opened)> {
-        let call = async || {
-            apart!(
-                self,
-                cx,
-                [parent],
-                Some(name),
-                [cx, name, new, how],
-                |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
-            )
-        };
-        Ok(patiently(&self.0, call).await?)
-    }
-
-    async fn tmpfile(
-        &self,
-        cx: &Context,
-        parent: Node,
-        new: &NewNode,
-        how: &OpenHow,
-    ) -> Result<(Entry, Opened)> {
-        apart!(self, cx, [parent], None, [cx, new, how], |source| source
-            .with_room(|| source.make_tmpfile(cx, parent, new, how)))
+    handlers! { (self, cx)
+        lookup(parent: Node, name: &CStr) -> Entry =
+            patiently [parent], Some(name), [cx, name], |source| source.look_up(cx, parent, name);
+        getattr(node: Node, fh: Option<Handle>) -> Attributes =
+            once [node], None, [cx], |source| source.get_attr(cx, node, fh);
+        statx(node: Node, fh: Option<Handle>, mask: u32) -> (abi::Statx, Duration) =
+            once [node], None, [cx], |source| source.get_statx(cx, node, fh, mask);
+        setattr(node: Node, set: &SetAttr) -> Attributes =
+            once [node], None, [cx, set], |source| source.set_attr(cx, node, set);
+        readlink(node: Node) -> Bytes =
+            once [node], None, [], |source| source.read_link(node);
+        symlink(parent: Node, name: &CStr, target: &CStr) -> Entry =
+            once [parent], Some(name), [cx, name, target], |source|
+                source.with_room(|| source.make_symlink(cx, parent, name, target));
+        mknod(parent: Node, name: &CStr, new: &NewNode) -> Entry =
+            once [parent], Some(name), [cx, name, new], |source|
+                source.with_room(|| source.make_node(cx, parent, name, new));
+        mkdir(parent: Node, name: &CStr, new: &NewNode) -> Entry =
+            once [parent], Some(name), [cx, name, new], |source|
+                source.with_room(|| source.make_dir(cx, parent, name, new));
+        unlink(parent: Node, name: &CStr) -> Unlinked =
+            once [parent], Some(name), [cx, name], |source| source.remove(cx, parent, name);
+        rmdir(parent: Node, name: &CStr) -> Unlinked =
+            once [parent], Some(name), [cx, name], |source| source.remove_dir(cx, parent, name);
+        rename(
+            parent: Node, name: &CStr, new_parent: Node, new_name: &CStr, flags: RenameFlags
+        ) -> Unlinked =
+            once [parent, new_parent], Some(name), [cx, name, new_name], |source|
+                source.with_room(|| source.move_name(cx, parent, name, new_parent, new_name, flags));
+        link(node: Node, new_parent: Node, new_name: &CStr) -> Entry =
+            once [new_parent, node], Some(new_name), [cx, new_name], |source|
+                source.with_room(|| source.make_link(cx, node, new_parent, new_name));
+        open(node: Node, how: &OpenHow) -> Opened =
+            patiently [node], None, [cx, how], |source| source.open_file(cx, node, how);
+        create(parent: Node, name: &CStr, new: &NewNode, how: &OpenHow) -> (Entry, Opened) =
+            patiently [parent], Some(name), [cx, name, new, how], |source|
+                source.with_room(|| source.create_file(cx, parent, name, new, how));
+        tmpfile(parent: Node, new: &NewNode, how: &OpenHow) -> (Entry, Opened) =
+            once [parent], None, [cx, new, how], |source|
+                source.with_room(|| source.make_tmpfile(cx, parent, new, how));
+        statfs(node: Node) -> abi::Kstatfs =
+            once [node], None, [], |source| source.stat_fs(node);
+        getxattr(node: Node, name: &CStr) -> Bytes =
+            once [node], None, [cx, name], |source| source.get_xattr(cx, node, name);
+        listxattr(node: Node) -> Bytes =
+            once [node], None, [cx], |source| source.list_xattr(cx, node);
+        setxattr(node: Node, name: &CStr, value: &[u8], flags: XattrFlags, kill_sgid: bool) -> () =
+            once [node], None, [cx, name, value], |source|
+                source.set_xattr(cx, node, name, value, flags, kill_sgid);
+        removexattr(node: Node, name: &CStr) -> () =
+            once [node], None, [cx, name], |source| source.remove_xattr(cx, node, name);
+        access(node: Node, mask: Access) -> () =
+            once [node], None, [], |source| source.may_access(node, mask);
+        getlk(node: Node, how: &LockHow, lock: &Lock) -> Lock =
+            once [node], None, [how, lock], |source| source.test_lock(how, lock);
+        lseek(node: Node, fh: Handle, offset: u64, seek: Seek) -> u64 =
+            once [node], None, [], |source| source.seek_file(fh, offset, seek);
     }
 
     async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
@@ -383,48 +317,6 @@ impl FileSystem for Passthrough {
         Ok(ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await?)
     }
 
-    async fn statfs(&self, cx: &Context, node: Node) -> Result<abi::Kstatfs> {
-        apart!(self, cx, [node], None, [], |source| source.stat_fs(node))
-    }
-
-    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<Bytes> {
-        apart!(self, cx, [node], None, [cx, name], |source| source
-            .get_xattr(cx, node, name))
-    }
-
-    async fn listxattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
-        apart!(self, cx, [node], None, [cx], |source| source
-            .list_xattr(cx, node))
-    }
-
-    async fn setxattr(
-        &self,
-        cx: &Context,
-        node: Node,
-        name: &CStr,
-        value: &[u8],
-        flags: XattrFlags,
-        kill_sgid: bool,
-    ) -> Result<()> {
-        apart!(self, cx, [node], None, [cx, name, value], |source| source
-            .set_xattr(cx, node, name, value, flags, kill_sgid))
-    }
-
-    async fn removexattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
-        apart!(self, cx, [node], None, [cx, name], |source| source
-            .remove_xattr(cx, node, name))
-    }
-
-    async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
-        apart!(self, cx, [node], None, [], |source| source
-            .may_access(node, mask))
-    }
-
-    async fn getlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<Lock> {
-        apart!(self, cx, [node], None, [how, lock], |source| source
-            .test_lock(how, lock))
-    }
-
     async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
         let attempt = async || {
             apart!(self, cx, [node], None, [how, lock], |source| source
@@ -457,18 +349,6 @@ impl FileSystem for Passthrough {
                 result => return Ok(result?),
             }
         }
-    }
-
-    async fn lseek(
-        &self,
-        cx: &Context,
-        node: Node,
-        fh: Handle,
-        offset: u64,
-        seek: Seek,
-    ) -> Result<u64> {
-        apart!(self, cx, [node], None, [], |source| source
-            .seek_file(fh, offset, seek))
     }
 
     async fn copy_file_range(&self, cx: &Context, node: Node, copy: &CopyRange) -> Result<u64> {
