@@ -271,7 +271,7 @@ pub struct WatchReport {
 }
 
 /// A mount's figures, as `uvfs stats --json` prints them.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Report {
     /// The served directory or image.
     pub source: String,
@@ -364,26 +364,8 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -
     let mut ops = [0; OPCODES];
     let mut latency = [0; BUCKETS];
     let mut report = Report {
-        source: String::new(),
-        transport: String::new(),
-        control: None,
-        socket: None,
         pid: std::process::id(),
-        uptime_s: 0,
-        requests: 0,
-        errors: 0,
-        bytes_read: 0,
-        bytes_written: 0,
-        backed_opens: 0,
-        watch: None,
-        failures: Vec::new(),
-        ops: Vec::new(),
-        latency: Vec::new(),
-        latency_ns: 0,
-        queues: Vec::new(),
-        clients: Vec::new(),
-        leases: Leases::default(),
-        stuck: Vec::new(),
+        ..Report::default()
     };
     report.failures = failures::sum(queues.clone().map(|queue| &queue.failures));
     for queue in queues {

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use uvfs_server::stats::{LatencyBar, Report};
+use uvfs_server::stats::{ClientReport, Failure, LatencyBar, QueueReport, Report, WatchReport};
 
 /// One value, and the labels that tell it from others of its mount.
 type Value = (Vec<(&'static str, String)>, f64);
@@ -11,33 +11,20 @@ struct Metric {
     /// Without the prefix `uvfs_`, and without a counter's `_total`.
     name: &'static str,
     help: &'static str,
-    /// The value only grows.
-    is_counter: bool,
+    /// A gauge; a counter's value only grows.
+    kind: &'static str,
     values: fn(&Report) -> Vec<Value>,
 }
 
-const fn counter(
-    name: &'static str,
-    help: &'static str,
-    values: fn(&Report) -> Vec<Value>,
-) -> Metric {
-    Metric {
-        name,
-        help,
-        is_counter: true,
-        values,
-    }
-}
-
-const fn gauge(
-    name: &'static str,
-    help: &'static str,
-    values: fn(&Report) -> Vec<Value>,
-) -> Metric {
-    Metric {
-        is_counter: false,
-        ..counter(name, help, values)
-    }
+macro_rules! metrics {
+    ($($kind:ident $name:ident, $help:literal: $values:expr;)*) => {
+        &[$(Metric {
+            name: stringify!($name),
+            help: $help,
+            kind: stringify!($kind),
+            values: $values,
+        }),*]
+    };
 }
 
 /// A value without further labels.
@@ -45,20 +32,14 @@ fn one(value: u64) -> Vec<Value> {
     vec![(Vec::new(), value as f64)]
 }
 
-fn per_queue(
-    report: &Report,
-    value: impl Fn(&uvfs_server::stats::QueueReport) -> u64,
-) -> Vec<Value> {
+fn per_queue(report: &Report, value: impl Fn(&QueueReport) -> u64) -> Vec<Value> {
     let queues = report.queues.iter().enumerate();
     queues
         .map(|(number, queue)| (vec![("queue", number.to_string())], value(queue) as f64))
         .collect()
 }
 
-fn per_client(
-    report: &Report,
-    value: impl Fn(&uvfs_server::stats::ClientReport) -> f64,
-) -> Vec<Value> {
+fn per_client(report: &Report, value: impl Fn(&ClientReport) -> f64) -> Vec<Value> {
     let clients = report.clients.iter();
     clients
         .map(|client| {
@@ -78,7 +59,7 @@ fn per_client(
         .collect()
 }
 
-fn watch(report: &Report, value: impl Fn(&uvfs_server::stats::WatchReport) -> u64) -> Vec<Value> {
+fn watch(report: &Report, value: impl Fn(&WatchReport) -> u64) -> Vec<Value> {
     report
         .watch
         .as_ref()
@@ -86,153 +67,70 @@ fn watch(report: &Report, value: impl Fn(&uvfs_server::stats::WatchReport) -> u6
 }
 
 /// All but the latency.
-const METRICS: &[Metric] = &[
-    gauge("uptime_seconds", "Seconds since the mount began", |r| {
-        one(r.uptime_s)
-    }),
-    counter(
-        "answered_with_error",
-        "Requests answered with an error",
-        |r| one(r.errors),
-    ),
-    counter(
-        "errors",
-        "Requests answered with an error, by kind and errno",
-        |r| {
-            let failures = r.failures.iter();
-            failures
-                .map(|failure| {
-                    let labels = vec![("op", failure.op.clone()), ("errno", failure.errno.clone())];
-                    (labels, failure.count as f64)
-                })
-                .collect()
-        },
-    ),
-    counter(
-        "read_bytes",
-        "Bytes that callers read, without those of backed opens, which the kernel does not report",
-        |r| one(r.bytes_read),
-    ),
-    counter(
-        "written_bytes",
-        "Bytes that callers wrote, without those of backed opens, which the kernel does not report",
-        |r| one(r.bytes_written),
-    ),
-    counter(
-        "backed_opens",
-        "Opens whose bytes are counted nowhere: the kernel reads and writes the host's file by itself",
-        |r| one(r.backed_opens),
-    ),
-    counter("requests", "Requests received, by kind", |r| {
-        let ops = r.ops.iter();
-        ops.map(|op| (vec![("op", op.name.clone())], op.count as f64))
-            .collect()
-    }),
-    gauge("queue_requests", "Requests under way", |r| {
-        per_queue(r, |q| q.in_flight)
-    }),
-    gauge(
-        "queue_requests_most",
-        "The most requests that were ever under way",
-        |r| per_queue(r, |q| q.deepest),
-    ),
-    counter("queue_spins", "Waits that ended while spinning", |r| {
-        per_queue(r, |q| q.spins)
-    }),
-    counter("queue_sleeps", "Waits that went to sleep", |r| {
-        per_queue(r, |q| q.sleeps)
-    }),
-    counter("queue_enters", "Calls of io_uring_enter", |r| {
-        per_queue(r, |q| q.enters)
-    }),
-    gauge(
-        "watch_on",
-        "Whether the server watches the host for changes",
-        |r| watch(r, |w| w.on.into()),
-    ),
-    gauge(
-        "watch_unwatched",
-        "File systems that are not watched",
-        |r| watch(r, |w| w.unwatched),
-    ),
-    counter("watch_events", "Events of changes below the source", |r| {
-        watch(r, |w| w.events)
-    }),
-    counter(
-        "watch_told",
-        "Names and files that the kernel was told to drop",
-        |r| watch(r, |w| w.told),
-    ),
-    counter("watch_lost", "Times that events were lost", |r| {
-        watch(r, |w| w.lost)
-    }),
-    gauge("clients", "Attached clients", |r| {
-        one(r.clients.len() as u64)
-    }),
-    counter("client_requests", "Requests of a client", |r| {
-        per_client(r, |c| c.requests as f64)
-    }),
-    counter(
-        "client_request_read_bytes",
-        "Bytes that a client's requests read",
-        |r| per_client(r, |c| c.bytes_read as f64),
-    ),
-    counter(
-        "client_request_written_bytes",
-        "Bytes that a client's requests wrote",
-        |r| per_client(r, |c| c.bytes_written as f64),
-    ),
-    counter(
-        "client_calls",
-        "Reads and writes of a client's program",
-        |r| per_client(r, |c| c.says.calls as f64),
-    ),
-    counter("client_hits", "Reads that a client's cache served", |r| {
-        per_client(r, |c| c.says.hits as f64)
-    }),
-    counter(
-        "client_read_bytes",
-        "Bytes that a client's program read",
-        |r| per_client(r, |c| c.says.bytes_read as f64),
-    ),
-    counter(
-        "client_written_bytes",
-        "Bytes that a client's program wrote",
-        |r| per_client(r, |c| c.says.bytes_written as f64),
-    ),
-    counter(
-        "client_waited_seconds",
-        "Time that a client's threads waited",
-        |r| per_client(r, |c| c.says.waited_ns as f64 / 1e9),
-    ),
-    gauge("leases", "Leases that clients have", |r| {
+const METRICS: &[Metric] = metrics! {
+    gauge uptime_seconds, "Seconds since the mount began": |r| one(r.uptime_s);
+    counter answered_with_error, "Requests answered with an error": |r| one(r.errors);
+    counter errors, "Requests answered with an error, by kind and errno": |r| {
+        let labels = |one: &Failure| vec![("op", one.op.clone()), ("errno", one.errno.clone())];
+        r.failures.iter().map(|one| (labels(one), one.count as f64)).collect()
+    };
+    counter read_bytes,
+        "Bytes that callers read, without those of backed opens, which the kernel does not report":
+        |r| one(r.bytes_read);
+    counter written_bytes,
+        "Bytes that callers wrote, without those of backed opens, which the kernel does not report":
+        |r| one(r.bytes_written);
+    counter backed_opens,
+        "Opens whose bytes are counted nowhere: the kernel reads and writes the host's file by itself":
+        |r| one(r.backed_opens);
+    counter requests, "Requests received, by kind": |r| {
+        r.ops.iter().map(|op| (vec![("op", op.name.clone())], op.count as f64)).collect()
+    };
+    gauge queue_requests, "Requests under way": |r| per_queue(r, |q| q.in_flight);
+    gauge queue_requests_most, "The most requests that were ever under way":
+        |r| per_queue(r, |q| q.deepest);
+    counter queue_spins, "Waits that ended while spinning": |r| per_queue(r, |q| q.spins);
+    counter queue_sleeps, "Waits that went to sleep": |r| per_queue(r, |q| q.sleeps);
+    counter queue_enters, "Calls of io_uring_enter": |r| per_queue(r, |q| q.enters);
+    gauge watch_on, "Whether the server watches the host for changes":
+        |r| watch(r, |w| w.on.into());
+    gauge watch_unwatched, "File systems that are not watched": |r| watch(r, |w| w.unwatched);
+    counter watch_events, "Events of changes below the source": |r| watch(r, |w| w.events);
+    counter watch_told, "Names and files that the kernel was told to drop": |r| watch(r, |w| w.told);
+    counter watch_lost, "Times that events were lost": |r| watch(r, |w| w.lost);
+    gauge clients, "Attached clients": |r| one(r.clients.len() as u64);
+    counter client_requests, "Requests of a client": |r| per_client(r, |c| c.requests as f64);
+    counter client_request_read_bytes, "Bytes that a client's requests read":
+        |r| per_client(r, |c| c.bytes_read as f64);
+    counter client_request_written_bytes, "Bytes that a client's requests wrote":
+        |r| per_client(r, |c| c.bytes_written as f64);
+    counter client_calls, "Reads and writes of a client's program":
+        |r| per_client(r, |c| c.says.calls as f64);
+    counter client_hits, "Reads that a client's cache served":
+        |r| per_client(r, |c| c.says.hits as f64);
+    counter client_read_bytes, "Bytes that a client's program read":
+        |r| per_client(r, |c| c.says.bytes_read as f64);
+    counter client_written_bytes, "Bytes that a client's program wrote":
+        |r| per_client(r, |c| c.says.bytes_written as f64);
+    counter client_waited_seconds, "Time that a client's threads waited":
+        |r| per_client(r, |c| c.says.waited_ns as f64 / 1e9);
+    gauge leases, "Leases that clients have": |r| {
         let mode = |name: &str, count: u64| (vec![("mode", name.to_owned())], count as f64);
         vec![mode("read", r.leases.read), mode("write", r.leases.write)]
-    }),
-    gauge(
-        "stuck_requests",
-        "Requests that have waited for long",
-        |r| one(r.stuck.len() as u64),
-    ),
-    gauge(
-        "stuck_oldest_seconds",
-        "Age of the oldest request that has waited for long",
-        |r| {
-            let oldest = r.stuck.iter().map(|request| request.age_ms).max();
-            vec![(Vec::new(), oldest.unwrap_or(0) as f64 / 1e3)]
-        },
-    ),
-];
+    };
+    gauge stuck_requests, "Requests that have waited for long": |r| one(r.stuck.len() as u64);
+    gauge stuck_oldest_seconds, "Age of the oldest request that has waited for long": |r| {
+        let oldest = r.stuck.iter().map(|request| request.age_ms).max();
+        vec![(Vec::new(), oldest.unwrap_or(0) as f64 / 1e3)]
+    };
+};
 
 /// The metrics of mounts, each with its name as the label `mount`.
 pub fn text(mounts: &[(String, Report)]) -> Result<String, fmt::Error> {
     let mut text = String::new();
     for one in METRICS {
-        let (kind, end) = match one.is_counter {
-            true => ("counter", "_total"),
-            false => ("gauge", ""),
-        };
-        begin(&mut text, one.name, one.help, kind)?;
+        let end = if one.kind == "counter" { "_total" } else { "" };
+        begin(&mut text, one.name, one.help, one.kind)?;
         for (mount, report) in mounts {
             for (mut labels, value) in (one.values)(report) {
                 labels.insert(0, ("mount", mount.clone()));
