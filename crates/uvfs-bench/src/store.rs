@@ -1,6 +1,5 @@
-//! A store for the benchmarks, as a FUSE file system: it takes small pieces and its time, or throws data away.
-//!
-//! Its files are named `NUMBER-MICROSECONDS`: the time that each piece of that file takes longer.
+//! A store for the benchmarks, as a FUSE file system: it takes small pieces and its time, or throws data away. Its
+//! files are named by numbers.
 
 use std::ffi::CStr;
 use std::fs::File as HostFile;
@@ -19,6 +18,7 @@ use uvfs_server::fs::{
     Attributes, Config, Context, Entry, Errno, Handle, IoHow, Node, OFlags, OpenFlags, OpenHow,
     Opened, Payload, ROOT, Result, SessionHandle, SetAttr,
 };
+use uvfs_server::layers::{Latency, Opcode};
 use uvfs_server::mount::{MountOptions, mount};
 use uvfs_server::{
     ClientLimits, FileSystem, InProcess, Server, ServerOptions, Session, SessionOptions, in_process,
@@ -39,19 +39,16 @@ pub struct StoreJob {
     pub bytes: u64,
     /// The most that one request carries.
     pub piece: u32,
+    /// Microseconds that each piece takes longer.
+    pub latency_us: u64,
     /// Over /dev/fuse, also where io_uring can be had.
     pub dev: bool,
-}
-
-/// The name of file number `number` that takes so much longer.
-pub fn file_name(number: u32, latency_us: u64) -> String {
-    format!("{number}-{latency_us}")
 }
 
 impl StoreJob {
     /// Serves it.
     pub fn run(&self) -> io::Result<()> {
-        let store = Store::new(self.data.as_deref(), self.bytes)?;
+        let store = Store::slow(self.data.as_deref(), self.latency_us, self.bytes)?;
         let mount_options = MountOptions {
             name: "uvfs-bench-store".into(),
             subtype: "uvfs-bench-store".into(),
@@ -85,16 +82,10 @@ struct Store {
     bytes: u64,
 }
 
-/// A node has the file's number and its latency, behind the root's number.
+/// A file's number, behind the root's.
 fn node(name: &CStr) -> Option<Node> {
-    let (number, latency) = name.to_str().ok()?.split_once('-')?;
-    let (number, latency): (u32, u32) = (number.parse().ok()?, latency.parse().ok()?);
-    let node = ((u64::from(number) + 1) << 32).checked_add(u64::from(latency))?;
-    Some(Node(node))
-}
-
-fn latency(node: Node) -> Duration {
-    Duration::from_micros(node.0 & u64::from(u32::MAX))
+    let number: u32 = name.to_str().ok()?.parse().ok()?;
+    Some(Node(u64::from(number) + 2))
 }
 
 /// A connection to a file system in this process, which serves it until the first value is dropped.
@@ -110,18 +101,21 @@ pub fn directory(path: &Path) -> io::Result<(InProcess, Connection)> {
 }
 
 /// A connection to a store whose files have these contents and this size; see [`StoreJob`].
-pub fn slow(data: Option<&Path>, bytes: u64) -> io::Result<(InProcess, Connection)> {
-    connect(Store::new(data, bytes)?)
+pub fn slow(
+    data: Option<&Path>,
+    latency_us: u64,
+    bytes: u64,
+) -> io::Result<(InProcess, Connection)> {
+    connect(Store::slow(data, latency_us, bytes)?)
 }
 
 impl Store {
-    fn new(data: Option<&Path>, bytes: u64) -> io::Result<Self> {
+    fn slow(data: Option<&Path>, latency_us: u64, bytes: u64) -> io::Result<Latency<Self>> {
         let open = |path| HostFile::options().read(true).write(true).open(path);
         let data = data.map(open).transpose()?;
-        Ok(Self {
-            data: data.map(|file| Arc::new(File::from(rustix::fd::OwnedFd::from(file)))),
-            bytes,
-        })
+        let data = data.map(|file| Arc::new(File::from(rustix::fd::OwnedFd::from(file))));
+        let time = Duration::from_micros(latency_us);
+        Ok(Latency::new(Self { data, bytes }, time).only(&[Opcode::Read, Opcode::Write]))
     }
 
     fn attr(&self, node: Node) -> Attr {
@@ -137,13 +131,6 @@ impl Store {
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             ..Default::default()
-        }
-    }
-
-    async fn dawdle(&self, node: Node) {
-        let time = latency(node);
-        if !time.is_zero() {
-            ops::sleep(time).await;
         }
     }
 }
@@ -177,16 +164,14 @@ impl FileSystem for Store {
         Ok(Opened::default().with_flags(flags))
     }
 
-    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.dawdle(node).await;
+    async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         match &self.data {
             Some(file) => Ok(ops::read_at(file, data, how.offset, 0).await?),
             None => Err(Errno::IO.into()),
         }
     }
 
-    async fn write(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.dawdle(node).await;
+    async fn write(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         match &self.data {
             Some(file) => Ok(ops::write_at(file, data, how.offset, 0).await?),
             None => Ok(data.len()),
@@ -202,15 +187,13 @@ impl FileSystem for Store {
 mod tests {
     use super::*;
 
-    /// The name of a file of the slow store leads to a node with that file's latency.
+    /// The name of a file of the store leads to a node of its own.
     #[test]
-    fn a_name_gives_a_node_with_its_latency() {
-        let name = std::ffi::CString::new(file_name(3, 100)).unwrap();
-        let node = node(&name).unwrap();
-        assert_eq!(latency(node), Duration::from_micros(100));
-        assert_ne!(node, ROOT);
-        for name in [c"1", c"-", c"1-x", c"x-1", c"1-99999999999"] {
-            assert_eq!(super::node(name), None, "{name:?}");
+    fn a_name_gives_a_node() {
+        assert_ne!(node(c"0"), node(c"3"));
+        assert_ne!(node(c"0").unwrap(), ROOT);
+        for name in [c"", c"-", c"-1", c"x", c"99999999999"] {
+            assert_eq!(node(name), None, "{name:?}");
         }
     }
 }

@@ -94,11 +94,11 @@ impl DirectJob {
                 latency_us,
                 one_at_a_time,
             } => {
-                let (_serving, connection) = store::slow(Some(data), self.bytes)?;
+                let (_serving, connection) = store::slow(Some(data), *latency_us, self.bytes)?;
                 let config = Config::default().max_request(PIECE);
                 let client = Client::new(connection, config)?;
                 let options = OpenOptions::new().read(true).write(self.write);
-                let file = client.open(store::file_name(0, *latency_us), options)?;
+                let file = client.open("0", options)?;
                 let size = if *one_at_a_time { PIECE } else { CALL };
                 match self.calls == Calls::Many && !one_at_a_time {
                     true => self.submitted(&file)?,

@@ -132,13 +132,14 @@ impl DirectBench<'_> {
                     data: Some(workspace.source().join(DATA)),
                     bytes: self.bytes,
                     piece: PIECE as u32,
+                    latency_us,
                     dev: false,
                 },
             )?),
         };
         let (source, name) = match slow {
-            Some(_) => (workspace.store(), store::file_name(0, latency_us)),
-            None => (workspace.source(), DATA.into()),
+            Some(_) => (workspace.store(), "0"),
+            None => (workspace.source(), DATA),
         };
         let running = target.start_over(workspace, source)?;
         let way = match client {

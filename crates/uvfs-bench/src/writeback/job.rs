@@ -36,8 +36,7 @@ pub struct WritebackJob {
     pub way: WritebackAccess,
     /// The directory or the socket.
     pub path: PathBuf,
-    /// A file for each writer, which must not be there yet; with `discard` a store's
-    /// ([`store::file_name`]).
+    /// A file for each writer, which must not be there yet; with `discard` a store's.
     pub files: Vec<String>,
     /// A store throws the data away, and has the files.
     pub discard: bool,
@@ -86,7 +85,7 @@ impl WritebackJob {
             WritebackAccess::Served => (None, Some(Connection::connect(&self.path)?)),
             WritebackAccess::Local | WritebackAccess::Copying => {
                 let (serving, connection) = match self.discard {
-                    true => store::slow(None, self.bytes)?,
+                    true => store::slow(None, 0, self.bytes)?,
                     false => store::directory(&self.path)?,
                 };
                 (Some(serving), Some(connection))
@@ -172,7 +171,7 @@ mod tests {
             let job = WritebackJob {
                 way,
                 path: dir.path().into(),
-                files: vec![store::file_name(0, 0)],
+                files: vec!["0".into()],
                 discard: true,
                 uncached: false,
                 block: 4096,

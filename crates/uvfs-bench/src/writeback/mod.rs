@@ -127,9 +127,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
     if target.name.ends_with(UNCACHED) {
         return Ok(None);
     }
-    let files: Vec<String> = (0..writers as u32)
-        .map(|n| store::file_name(n, 0))
-        .collect();
+    let files = (0..writers).map(|n| n.to_string()).collect();
     let running = match &target.kind {
         Kind::Uvfs { options } => start_store(
             workspace,
@@ -138,6 +136,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
                 data: None,
                 bytes,
                 piece: 1 << 20,
+                latency_us: 0,
                 dev: options.iter().any(|word| word == "dev"),
             },
         )?,
