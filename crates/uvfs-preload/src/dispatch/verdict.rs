@@ -82,125 +82,94 @@ enum Kind {
 
 const NUMBERS: usize = 470;
 
-/// Calls that use no descriptor of a file, or only its inode; that name files by their path; or that make
+/// Judges calls by these kinds.
+macro_rules! kinds {
+    ($($kind:expr => $($call:ident)*;)*) => {{
+        let mut kinds = [Kind::Unknown; NUMBERS];
+        $($(kinds[libc::$call as usize] = $kind;)*)*
+        kinds
+    }};
+}
+
+/// The first calls use no descriptor of a file, or only its inode; or they name files by their path; or they make
 /// descriptors, whose numbers were free.
-#[rustfmt::skip]
-const PASS: &[i64] = {
-    use libc::*;
-    &[
-        // Memory and time.
-        SYS_brk, SYS_mprotect, SYS_munmap, SYS_mremap, SYS_msync, SYS_mincore, SYS_madvise, SYS_process_madvise,
-        SYS_mlock, SYS_mlock2, SYS_munlock, SYS_mlockall, SYS_munlockall, SYS_mbind, SYS_set_mempolicy,
-        SYS_get_mempolicy, SYS_migrate_pages, SYS_move_pages, SYS_pkey_alloc, SYS_pkey_free, SYS_pkey_mprotect,
-        SYS_membarrier, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_shmdt, SYS_time, SYS_gettimeofday,
-        SYS_clock_gettime, SYS_clock_getres, SYS_clock_nanosleep, SYS_nanosleep, SYS_times, SYS_alarm,
-        SYS_getitimer, SYS_setitimer, SYS_timer_create, SYS_timer_settime, SYS_timer_gettime,
-        SYS_timer_getoverrun, SYS_timer_delete, SYS_timerfd_create, SYS_timerfd_settime, SYS_timerfd_gettime,
-        // Threads and processes.
-        SYS_futex, SYS_futex_waitv, SYS_set_robust_list, SYS_get_robust_list, SYS_rseq, SYS_set_tid_address,
-        SYS_gettid, SYS_getpid, SYS_getppid, SYS_getpgid, SYS_getpgrp, SYS_getsid, SYS_setpgid, SYS_setsid,
-        SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid, SYS_getresuid, SYS_getresgid, SYS_getgroups,
-        SYS_capget, SYS_sched_yield, SYS_sched_getaffinity, SYS_sched_setaffinity, SYS_sched_getscheduler,
-        SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam, SYS_sched_get_priority_max,
-        SYS_sched_get_priority_min, SYS_sched_rr_get_interval, SYS_sched_getattr, SYS_sched_setattr,
-        SYS_getpriority, SYS_setpriority, SYS_getrlimit, SYS_getrusage, SYS_wait4, SYS_waitid, SYS_kill,
-        SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_rt_sigpending,
-        SYS_rt_sigtimedwait, SYS_pause, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_getcpu,
-        SYS_uname, SYS_sysinfo, SYS_syslog, SYS_getrandom, SYS_umask, SYS_process_vm_readv,
-        SYS_process_vm_writev, SYS_kcmp, SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_msgget,
-        SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_perf_event_open,
-        // Files by path, directories, and inodes.
-        SYS_stat, SYS_lstat, SYS_newfstatat, SYS_statx, SYS_access,
-        SYS_faccessat, SYS_faccessat2, SYS_truncate, SYS_rename, SYS_renameat, SYS_renameat2, SYS_mkdir,
-        SYS_mkdirat, SYS_rmdir, SYS_link, SYS_linkat, SYS_unlink, SYS_unlinkat, SYS_symlink, SYS_symlinkat,
-        SYS_readlink, SYS_readlinkat, SYS_mknod, SYS_mknodat, SYS_chmod, SYS_fchmod, SYS_fchmodat, SYS_chown,
-        SYS_fchown, SYS_lchown, SYS_fchownat, SYS_utime, SYS_utimes, SYS_futimesat, SYS_utimensat, SYS_statfs,
-        SYS_fstatfs, SYS_getcwd, SYS_chdir, SYS_fchdir, SYS_getdents, SYS_getdents64, SYS_setxattr, SYS_lsetxattr,
-        SYS_fsetxattr, SYS_getxattr, SYS_lgetxattr, SYS_fgetxattr, SYS_listxattr, SYS_llistxattr,
-        SYS_flistxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, SYS_sync, SYS_syncfs,
-        SYS_readahead, SYS_fadvise64, SYS_flock, SYS_inotify_init, SYS_inotify_init1, SYS_inotify_add_watch,
-        SYS_inotify_rm_watch, SYS_memfd_create, SYS_name_to_handle_at, SYS_open_by_handle_at,
-        // Linux AIO: as with libaio's calls that the kernel gets, the server recalls leases.
-        SYS_io_setup, SYS_io_destroy, SYS_io_submit, SYS_io_cancel, SYS_io_getevents,
-        // Pipes, sockets and waiting.
-        SYS_pipe, SYS_pipe2, SYS_tee, SYS_vmsplice, SYS_poll, SYS_select, SYS_epoll_create, SYS_epoll_create1,
-        SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd, SYS_eventfd2, SYS_signalfd, SYS_signalfd4, SYS_socket,
-        SYS_socketpair, SYS_bind, SYS_connect, SYS_listen, SYS_accept, SYS_accept4, SYS_shutdown, SYS_getsockname,
-        SYS_getpeername, SYS_getsockopt, SYS_setsockopt, SYS_sendto, SYS_recvfrom, SYS_recvmsg, SYS_recvmmsg,
-        SYS_mq_open, SYS_mq_unlink, SYS_mq_timedsend, SYS_mq_timedreceive, SYS_mq_getsetattr,
-    ]
-};
-
-/// Calls whose first argument is a file that they read, write, lock or move in.
-const FIRST: &[i64] = {
-    use libc::*;
-    &[
-        SYS_read,
-        SYS_write,
-        SYS_pread64,
-        SYS_pwrite64,
-        SYS_readv,
-        SYS_writev,
-        SYS_preadv,
-        SYS_pwritev,
-        SYS_preadv2,
-        SYS_pwritev2,
-        SYS_lseek,
-        SYS_fstat,
-        SYS_ioctl,
-        SYS_fsync,
-        SYS_fdatasync,
-        SYS_sync_file_range,
-        SYS_ftruncate,
-        SYS_fallocate,
-    ]
-};
-
-static KINDS: [Kind; NUMBERS] = {
-    let mut kinds = [Kind::Unknown; NUMBERS];
-    let mut index = 0;
-    while index < PASS.len() {
-        kinds[PASS[index] as usize] = Kind::Pass;
-        index += 1;
-    }
-    index = 0;
-    while index < FIRST.len() {
-        kinds[FIRST[index] as usize] = Kind::First;
-        index += 1;
-    }
-    kinds[libc::SYS_sendfile as usize] = Kind::Both;
-    kinds[libc::SYS_splice as usize] = Kind::FirstAndThird;
-    kinds[libc::SYS_copy_file_range as usize] = Kind::FirstAndThird;
-    kinds[libc::SYS_close as usize] = Kind::Close;
-    kinds[libc::SYS_close_range as usize] = Kind::CloseRange;
-    kinds[libc::SYS_dup as usize] = Kind::Dup;
-    kinds[libc::SYS_dup2 as usize] = Kind::Dup2;
-    kinds[libc::SYS_dup3 as usize] = Kind::Dup3;
-    kinds[libc::SYS_mmap as usize] = Kind::Map;
-    kinds[libc::SYS_fcntl as usize] = Kind::Control;
-    kinds[libc::SYS_sendmsg as usize] = Kind::Message;
-    kinds[libc::SYS_open as usize] = Kind::Open;
-    kinds[libc::SYS_openat as usize] = Kind::Open;
-    kinds[libc::SYS_openat2 as usize] = Kind::Open;
-    kinds[libc::SYS_creat as usize] = Kind::Open;
-    kinds[libc::SYS_exit as usize] = Kind::Leave;
-    kinds[libc::SYS_exit_group as usize] = Kind::End;
-    kinds[libc::SYS_io_uring_setup as usize] = Kind::Ring;
-    kinds[libc::SYS_io_uring_enter as usize] = Kind::Ring;
-    kinds[libc::SYS_io_uring_register as usize] = Kind::Ring;
-    kinds[libc::SYS_clone as usize] = Kind::Clone;
-    kinds[libc::SYS_clone3 as usize] = Kind::Clone;
-    kinds[libc::SYS_fork as usize] = Kind::Clone;
-    kinds[libc::SYS_vfork as usize] = Kind::Clone;
+static KINDS: [Kind; NUMBERS] = kinds! {
+    // Memory and time.
+    Kind::Pass =>
+        SYS_brk SYS_mprotect SYS_munmap SYS_mremap SYS_msync SYS_mincore SYS_madvise
+        SYS_process_madvise SYS_mlock SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_mbind
+        SYS_set_mempolicy SYS_get_mempolicy SYS_migrate_pages SYS_move_pages SYS_pkey_alloc
+        SYS_pkey_free SYS_pkey_mprotect SYS_membarrier SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt
+        SYS_time SYS_gettimeofday SYS_clock_gettime SYS_clock_getres SYS_clock_nanosleep
+        SYS_nanosleep SYS_times SYS_alarm SYS_getitimer SYS_setitimer SYS_timer_create
+        SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete SYS_timerfd_create
+        SYS_timerfd_settime SYS_timerfd_gettime;
+    // Threads and processes.
+    Kind::Pass =>
+        SYS_futex SYS_futex_waitv SYS_set_robust_list SYS_get_robust_list SYS_rseq
+        SYS_set_tid_address SYS_gettid SYS_getpid SYS_getppid SYS_getpgid SYS_getpgrp SYS_getsid
+        SYS_setpgid SYS_setsid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getresuid
+        SYS_getresgid SYS_getgroups SYS_capget SYS_sched_yield SYS_sched_getaffinity
+        SYS_sched_setaffinity SYS_sched_getscheduler SYS_sched_setscheduler SYS_sched_getparam
+        SYS_sched_setparam SYS_sched_get_priority_max SYS_sched_get_priority_min
+        SYS_sched_rr_get_interval SYS_sched_getattr SYS_sched_setattr SYS_getpriority
+        SYS_setpriority SYS_getrlimit SYS_getrusage SYS_wait4 SYS_waitid SYS_kill SYS_tkill
+        SYS_tgkill SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigpending SYS_rt_sigtimedwait
+        SYS_pause SYS_pidfd_open SYS_pidfd_send_signal SYS_getcpu SYS_uname SYS_sysinfo SYS_syslog
+        SYS_getrandom SYS_umask SYS_process_vm_readv SYS_process_vm_writev SYS_kcmp SYS_semget
+        SYS_semop SYS_semctl SYS_semtimedop SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
+        SYS_perf_event_open;
+    // Files by path, directories, and inodes.
+    Kind::Pass =>
+        SYS_stat SYS_lstat SYS_newfstatat SYS_statx SYS_access SYS_faccessat SYS_faccessat2
+        SYS_truncate SYS_rename SYS_renameat SYS_renameat2 SYS_mkdir SYS_mkdirat SYS_rmdir SYS_link
+        SYS_linkat SYS_unlink SYS_unlinkat SYS_symlink SYS_symlinkat SYS_readlink SYS_readlinkat
+        SYS_mknod SYS_mknodat SYS_chmod SYS_fchmod SYS_fchmodat SYS_chown SYS_fchown SYS_lchown
+        SYS_fchownat SYS_utime SYS_utimes SYS_futimesat SYS_utimensat SYS_statfs SYS_fstatfs
+        SYS_getcwd SYS_chdir SYS_fchdir SYS_getdents SYS_getdents64 SYS_setxattr SYS_lsetxattr
+        SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
+        SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr SYS_sync SYS_syncfs
+        SYS_readahead SYS_fadvise64 SYS_flock SYS_inotify_init SYS_inotify_init1
+        SYS_inotify_add_watch SYS_inotify_rm_watch SYS_memfd_create SYS_name_to_handle_at
+        SYS_open_by_handle_at;
+    // Linux AIO: as with libaio's calls that the kernel gets, the server recalls leases.
+    Kind::Pass =>
+        SYS_io_setup SYS_io_destroy SYS_io_submit SYS_io_cancel SYS_io_getevents;
+    // Pipes, sockets and waiting.
+    Kind::Pass =>
+        SYS_pipe SYS_pipe2 SYS_tee SYS_vmsplice SYS_poll SYS_select SYS_epoll_create
+        SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_wait SYS_eventfd SYS_eventfd2 SYS_signalfd
+        SYS_signalfd4 SYS_socket SYS_socketpair SYS_bind SYS_connect SYS_listen SYS_accept
+        SYS_accept4 SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt SYS_setsockopt
+        SYS_sendto SYS_recvfrom SYS_recvmsg SYS_recvmmsg SYS_mq_open SYS_mq_unlink SYS_mq_timedsend
+        SYS_mq_timedreceive SYS_mq_getsetattr;
+    // Calls whose first argument is a file that they read, write, lock or move in.
+    Kind::First =>
+        SYS_read SYS_write SYS_pread64 SYS_pwrite64 SYS_readv SYS_writev SYS_preadv SYS_pwritev
+        SYS_preadv2 SYS_pwritev2 SYS_lseek SYS_fstat SYS_ioctl SYS_fsync SYS_fdatasync
+        SYS_sync_file_range SYS_ftruncate SYS_fallocate;
+    Kind::Both => SYS_sendfile;
+    Kind::FirstAndThird => SYS_splice SYS_copy_file_range;
+    Kind::Close => SYS_close;
+    Kind::CloseRange => SYS_close_range;
+    Kind::Dup => SYS_dup;
+    Kind::Dup2 => SYS_dup2;
+    Kind::Dup3 => SYS_dup3;
+    Kind::Map => SYS_mmap;
+    Kind::Control => SYS_fcntl;
+    Kind::Message => SYS_sendmsg;
+    Kind::Open => SYS_open SYS_openat SYS_openat2 SYS_creat;
+    Kind::Leave => SYS_exit;
+    Kind::End => SYS_exit_group;
+    Kind::Ring => SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register;
+    Kind::Clone => SYS_clone SYS_clone3 SYS_fork SYS_vfork;
     // With a signal mask they could block SIGSYS.
-    kinds[libc::SYS_pselect6 as usize] = Kind::Unless(5);
-    kinds[libc::SYS_ppoll as usize] = Kind::Unless(3);
-    kinds[libc::SYS_epoll_pwait as usize] = Kind::Unless(4);
-    kinds[libc::SYS_epoll_pwait2 as usize] = Kind::Unless(4);
-    kinds[libc::SYS_rt_sigaction as usize] = Kind::Handler;
-    kinds[libc::SYS_prlimit64 as usize] = Kind::Limit;
-    kinds[libc::SYS_prctl as usize] = Kind::Process;
-    kinds
+    Kind::Unless(5) => SYS_pselect6;
+    Kind::Unless(3) => SYS_ppoll;
+    Kind::Unless(4) => SYS_epoll_pwait SYS_epoll_pwait2;
+    Kind::Handler => SYS_rt_sigaction;
+    Kind::Limit => SYS_prlimit64;
+    Kind::Process => SYS_prctl;
 };
 
 /// Whether a prctl(2) only names something, asks, or sets what has nothing to do with calls.
