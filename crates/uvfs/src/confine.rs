@@ -22,6 +22,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 use uvfs_io::engine::EngineKind;
+use uvfs_sys::SYS_FCHMODAT2;
 
 /// To serve a directory: files of all users are reached by handles (DAC_READ_SEARCH), made for callers
 /// (SETUID, SETGID, and SETPCAP for the securebit that goes with it), read, written and changed in every way;
@@ -185,202 +186,67 @@ fn confine_files(files: &Files) -> Result<RulesetStatus, Box<dyn std::error::Err
     Ok(status.ruleset)
 }
 
+/// System calls, and those that only this architecture still has.
+macro_rules! calls {
+    ($($call:ident)* $(; x86_64: $($older:ident)*)?) => {{
+        use libc::*;
+        &[$($call,)* $($(#[cfg(target_arch = "x86_64")] $older,)*)?]
+    }};
+}
+
 /// The calls of every program: memory, threads, time, and what is done with descriptors. Opening is Landlock's to
 /// allow.
-const BASE: &[libc::c_long] = &[
-    libc::SYS_brk,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_copy_file_range,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_eventfd2,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_fadvise64,
-    libc::SYS_fcntl,
-    libc::SYS_fdatasync,
-    libc::SYS_flock,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_fsync,
-    libc::SYS_futex,
-    libc::SYS_futex_waitv,
-    libc::SYS_get_mempolicy,
-    libc::SYS_get_robust_list,
-    libc::SYS_getcpu,
-    libc::SYS_getcwd,
-    libc::SYS_getdents64,
-    libc::SYS_getegid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getpriority,
-    libc::SYS_getrandom,
-    libc::SYS_getrusage,
-    libc::SYS_gettid,
-    libc::SYS_gettimeofday,
-    libc::SYS_getuid,
-    libc::SYS_io_cancel,
-    libc::SYS_io_destroy,
-    libc::SYS_io_getevents,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
-    libc::SYS_ioctl,
-    libc::SYS_lseek,
-    libc::SYS_madvise,
-    libc::SYS_membarrier,
-    libc::SYS_memfd_create,
-    libc::SYS_mlock,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_mremap,
-    libc::SYS_munlock,
-    libc::SYS_munmap,
-    libc::SYS_nanosleep,
-    libc::SYS_newfstatat,
-    libc::SYS_openat,
-    libc::SYS_pipe2,
-    libc::SYS_ppoll,
-    libc::SYS_prctl,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_preadv2,
-    libc::SYS_pwrite64,
-    libc::SYS_pwritev,
-    libc::SYS_pwritev2,
-    libc::SYS_read,
-    libc::SYS_readlinkat,
-    libc::SYS_readv,
-    libc::SYS_restart_syscall,
-    libc::SYS_rseq,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_sched_get_priority_max,
-    libc::SYS_sched_get_priority_min,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_yield,
-    libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_setpriority,
-    libc::SYS_sigaltstack,
-    libc::SYS_statfs,
-    libc::SYS_statx,
-    libc::SYS_sysinfo,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_settime,
-    libc::SYS_umask,
-    libc::SYS_uname,
-    libc::SYS_write,
-    libc::SYS_writev,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_access,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_arch_prctl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_dup2,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_getrlimit,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_lstat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_open,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_poll,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_readlink,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_stat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_time,
-];
+const BASE: &[libc::c_long] = calls! {
+    SYS_brk SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_close SYS_close_range
+    SYS_copy_file_range SYS_dup SYS_dup3 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait
+    SYS_eventfd2 SYS_exit SYS_exit_group SYS_faccessat SYS_faccessat2 SYS_fadvise64 SYS_fcntl
+    SYS_fdatasync SYS_flock SYS_fstat SYS_fstatfs SYS_fsync SYS_futex SYS_futex_waitv
+    SYS_get_mempolicy SYS_get_robust_list SYS_getcpu SYS_getcwd SYS_getdents64 SYS_getegid
+    SYS_geteuid SYS_getgid SYS_getpid SYS_getppid SYS_getpriority SYS_getrandom SYS_getrusage
+    SYS_gettid SYS_gettimeofday SYS_getuid SYS_io_cancel SYS_io_destroy SYS_io_getevents
+    SYS_io_setup SYS_io_submit SYS_ioctl SYS_lseek SYS_madvise SYS_membarrier SYS_memfd_create
+    SYS_mlock SYS_mmap SYS_mprotect SYS_mremap SYS_munlock SYS_munmap SYS_nanosleep SYS_newfstatat
+    SYS_openat SYS_pipe2 SYS_ppoll SYS_prctl SYS_pread64 SYS_preadv SYS_preadv2 SYS_pwrite64
+    SYS_pwritev SYS_pwritev2 SYS_read SYS_readlinkat SYS_readv SYS_restart_syscall SYS_rseq
+    SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait
+    SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_getaffinity SYS_sched_getparam
+    SYS_sched_getscheduler SYS_sched_setaffinity SYS_sched_setscheduler SYS_sched_yield
+    SYS_set_robust_list SYS_set_tid_address SYS_setpriority SYS_sigaltstack SYS_statfs SYS_statx
+    SYS_sysinfo SYS_timerfd_create SYS_timerfd_settime SYS_umask SYS_uname SYS_write SYS_writev;
+    x86_64:
+    SYS_access SYS_arch_prctl SYS_dup2 SYS_epoll_wait SYS_getrlimit SYS_lstat SYS_open SYS_poll
+    SYS_readlink SYS_stat SYS_time
+};
 
 /// Of programs that use io_uring. This list does not confine what a ring does: that takes Landlock.
-const RINGS: &[libc::c_long] = &[
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
-];
+const RINGS: &[libc::c_long] = calls! {
+    SYS_io_uring_enter SYS_io_uring_register SYS_io_uring_setup
+};
 
 /// A server's: its sockets, and what it does with descriptors that clients hand over.
-const SERVING: &[libc::c_long] = &[
-    libc::SYS_accept4,
-    libc::SYS_bind,
-    libc::SYS_getpeername,
-    libc::SYS_getsockname,
-    libc::SYS_getsockopt,
-    libc::SYS_listen,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_setsockopt,
-    libc::SYS_shutdown,
-    libc::SYS_timer_create,
-    libc::SYS_timer_delete,
-    libc::SYS_timer_settime,
-    libc::SYS_unlinkat,
-    libc::SYS_vmsplice,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
-];
+const SERVING: &[libc::c_long] = calls! {
+    SYS_accept4 SYS_bind SYS_getpeername SYS_getsockname SYS_getsockopt SYS_listen SYS_recvfrom
+    SYS_recvmsg SYS_sendmsg SYS_sendto SYS_setsockopt SYS_shutdown SYS_timer_create SYS_timer_delete
+    SYS_timer_settime SYS_unlinkat SYS_vmsplice;
+    x86_64:
+    SYS_unlink
+};
 
 /// Of programs that write files.
-const MAKING: &[libc::c_long] = &[
-    libc::SYS_fallocate,
-    libc::SYS_ftruncate,
-    libc::SYS_sync_file_range,
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
-];
+const MAKING: &[libc::c_long] = calls! {
+    SYS_fallocate SYS_ftruncate SYS_sync_file_range SYS_unlinkat;
+    x86_64:
+    SYS_unlink
+};
 
 /// Of programs that make files of every kind, with all that belongs to them.
-const COPYING: &[libc::c_long] = &[
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    uvfs_sys::SYS_FCHMODAT2,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_flistxattr,
-    libc::SYS_fsetxattr,
-    libc::SYS_lsetxattr,
-    libc::SYS_linkat,
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_openat2,
-    libc::SYS_renameat2,
-    libc::SYS_setxattr,
-    libc::SYS_symlinkat,
-    libc::SYS_utimensat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_chmod,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_lchown,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_mkdir,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_rmdir,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_symlink,
-];
+const COPYING: &[libc::c_long] = calls! {
+    SYS_fchmod SYS_fchmodat SYS_FCHMODAT2 SYS_fchown SYS_fchownat SYS_flistxattr SYS_fsetxattr
+    SYS_lsetxattr SYS_linkat SYS_mkdirat SYS_mknodat SYS_openat2 SYS_renameat2 SYS_setxattr
+    SYS_symlinkat SYS_utimensat;
+    x86_64:
+    SYS_chmod SYS_lchown SYS_mkdir SYS_rmdir SYS_symlink
+};
 
 /// Puts a character into a terminal's input (ioctl_tty(2)); C libraries give it different types.
 const TIOCSTI: u64 = 0x5412;
