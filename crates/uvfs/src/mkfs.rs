@@ -131,10 +131,6 @@ fn parts(option: char, given: &[String]) -> Result<Vec<(&str, &str)>> {
         .collect()
 }
 
-fn unknown(option: char, name: &str) -> Error {
-    Error::usage(format!("-{option} {name}: there is no such option"))
-}
-
 fn bytes(option: char, name: &str, value: &str) -> Result<u64> {
     size(value).map_err(|e| Error::usage(format!("-{option} {name}={value}: {e}")))
 }
@@ -161,47 +157,34 @@ fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
         threads: args.threads.map_or(0, |n| n as usize),
         ..MkfsOptions::default()
     };
-    for (name, value) in parts('b', &args.block)? {
-        match name {
-            "size" => o.block_size = small('b', name, value)?,
-            _ => return Err(unknown('b', name)),
-        }
-    }
-    for (name, value) in parts('d', &args.data)? {
-        match name {
-            "agcount" => o.agcount = Some(number('d', name, value)?),
-            "agsize" => o.agsize = Some(bytes('d', name, value)?),
-            "size" => o.size = Some(bytes('d', name, value)?),
-            "sectsize" => o.sector_size = small('d', name, value)?,
-            _ => return Err(unknown('d', name)),
-        }
-    }
-    for (name, value) in parts('i', &args.inode)? {
-        match name {
-            "size" => o.inode_size = small('i', name, value)?,
-            "maxpct" => o.max_pct = Some(number('i', name, value)?),
-            _ => return Err(unknown('i', name)),
-        }
-    }
-    for (name, value) in parts('l', &args.log)? {
-        match name {
-            "size" => o.log_size = Some(bytes('l', name, value)?),
-            _ => return Err(unknown('l', name)),
-        }
-    }
-    for (name, value) in parts('m', &args.metadata)? {
-        match name {
-            "uuid" => {
-                let no = || Error::usage(format!("-m uuid={value}: not a UUID"));
-                o.uuid = Some(parse_uuid(value).ok_or_else(no)?);
+    let given = [
+        ('b', &args.block),
+        ('d', &args.data),
+        ('i', &args.inode),
+        ('l', &args.log),
+        ('m', &args.metadata),
+        ('s', &args.sector),
+    ];
+    for (option, list) in given {
+        for (name, value) in parts(option, list)? {
+            match (option, name) {
+                ('b', "size") => o.block_size = small(option, name, value)?,
+                ('d', "agcount") => o.agcount = Some(number(option, name, value)?),
+                ('d', "agsize") => o.agsize = Some(bytes(option, name, value)?),
+                ('d', "size") => o.size = Some(bytes(option, name, value)?),
+                ('d', "sectsize") | ('s', "size") => o.sector_size = small(option, name, value)?,
+                ('i', "size") => o.inode_size = small(option, name, value)?,
+                ('i', "maxpct") => o.max_pct = Some(number(option, name, value)?),
+                ('l', "size") => o.log_size = Some(bytes(option, name, value)?),
+                ('m', "uuid") => {
+                    let no = || Error::usage(format!("-m uuid={value}: not a UUID"));
+                    o.uuid = Some(parse_uuid(value).ok_or_else(no)?);
+                }
+                _ => {
+                    let why = format!("-{option} {name}: there is no such option");
+                    return Err(Error::usage(why));
+                }
             }
-            _ => return Err(unknown('m', name)),
-        }
-    }
-    for (name, value) in parts('s', &args.sector)? {
-        match name {
-            "size" => o.sector_size = small('s', name, value)?,
-            _ => return Err(unknown('s', name)),
         }
     }
     if o.reproducible
