@@ -167,73 +167,30 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("strictatime", "nostrictatime", MountFlags::STRICTATIME),
 ];
 
+macro_rules! words {
+    ($($word:ident)*) => {
+        &[$(stringify!($word)),*]
+    };
+}
+
 /// Words with a value; `passthrough` may have one, and so may `user`.
-const VALUES: &[&str] = &[
-    "attr_timeout",
-    "cache",
-    "cache_dir",
-    "cache_size",
-    "comment",
-    "engine",
-    "entry_timeout",
-    "fsname",
-    "helper",
-    "max_read",
-    "max_readahead",
-    "max_write",
-    "memory",
-    "negative_timeout",
-    "passthrough",
-    "requests",
-    "slow",
-    "spin_us",
-    "subtype",
-    "timeout",
-    "transport",
-    "ttl",
-    "uhelper",
-    "user",
-    "wait",
-];
+const VALUES: &[&str] = words! {
+    attr_timeout cache cache_dir cache_size comment engine entry_timeout fsname helper max_read
+    max_readahead max_write memory negative_timeout passthrough requests slow spin_us subtype timeout
+    transport ttl uhelper user wait
+};
 
 /// Words without one, but for those in [`FLAGS`].
-const PLAIN: &[&str] = &[
-    "allow_other",
-    "auto_cache",
-    "auto_unmount",
-    "default_permissions",
-    "direct_io",
-    "foreground",
-    "host_locks",
-    "kernel_cache",
-    "nofail",
-    "nonempty",
-    "nopassthrough",
-    "remount",
-    "uncached",
-    "writeback",
-    "xdev",
-];
+const PLAIN: &[&str] = words! {
+    allow_other auto_cache auto_unmount default_permissions direct_io foreground host_locks
+    kernel_cache nofail nonempty nopassthrough remount uncached writeback xdev
+};
 
 /// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
-const FSTAB: &[&str] = &[
-    "_netdev",
-    "auto",
-    "defaults",
-    "group",
-    "iversion",
-    "loud",
-    "noauto",
-    "nogroup",
-    "noiversion",
-    "nomand",
-    "noowner",
-    "nouser",
-    "nousers",
-    "owner",
-    "silent",
-    "users",
-];
+const FSTAB: &[&str] = words! {
+    _netdev auto defaults group iversion loud noauto nogroup noiversion nomand noowner nouser
+    nousers owner silent users
+};
 
 impl Default for Options {
     fn default() -> Self {

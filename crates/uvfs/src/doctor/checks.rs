@@ -21,6 +21,13 @@ const OPEN_FILES: u64 = 16384;
 /// Bytes of I/O memory that `uvfs check` and `uvfs repair` register with a ring.
 const LOCKED: u64 = 64 << 20;
 
+/// Checks, each with what it finds and what that is good for.
+macro_rules! checks {
+    ($($name:literal, $finding:expr, $good_for:literal;)*) => {
+        [$(Check::new($name, $good_for, $finding)),*]
+    };
+}
+
 /// All checks, the most needed first.
 pub(super) fn all() -> Vec<Check> {
     let root = rustix::process::geteuid().is_root();
@@ -34,63 +41,26 @@ pub(super) fn all() -> Vec<Check> {
         let good_for = "-o allow_other for mounts by users other than root";
         checks.push(Check::new("user_allow_other", good_for, allow_other()));
     }
-    checks.extend([
-        Check::new(
-            "io_uring",
-            "file I/O without threads that wait: 1.1 to 1.2 times as many small direct reads, measured on two cores",
-            io_uring(),
-        ),
-        Check::new(
-            "fuse-over-io_uring",
-            "faster requests, through a queue for each core; without it mounts use /dev/fuse",
-            over_io_uring(),
-        ),
-        Check::new(
-            "passthrough",
-            "databases, linkers and O_DIRECT readers: the kernel serves their files without asking uvfs",
-            passthrough(root),
-        ),
-        Check::new(
-            "fanotify",
-            "longer caching: the kernel keeps names, attributes and data until the source changes, not for 1 s",
-            fanotify(root),
-        ),
-        Check::new(
-            "hand-over",
-            "shorter waits: a server thread runs on its caller's core and gives way to the caller",
-            hand_over(),
-        ),
-        Check::new(
-            "open files",
-            "many open files and clients at once",
-            open_files(),
-        ),
-        Check::new(
-            "locked memory",
-            "servers without root, and uvfs check and repair with --engine uring",
-            locked_memory(),
-        ),
-        Check::new(
-            "memory pressure",
-            "caches that shrink before the machine runs out of memory",
-            pressure(),
-        ),
-        Check::new(
-            "user namespaces",
-            "mounts without root or fusermount3, in a namespace of their own (unshare -Urm)",
-            user_namespaces(root),
-        ),
-        Check::new(
-            "preload library",
-            "uvfs run",
-            preload(),
-        ),
-        Check::new(
-            "mount helper",
-            "mount -t fuse.uvfs and lines in /etc/fstab",
-            mount_helper(),
-        ),
-    ]);
+    checks.extend(checks! {
+        "io_uring", io_uring(),
+            "file I/O without threads that wait: 1.1 to 1.2 times as many small direct reads, measured on two cores";
+        "fuse-over-io_uring", over_io_uring(),
+            "faster requests, through a queue for each core; without it mounts use /dev/fuse";
+        "passthrough", passthrough(root),
+            "databases, linkers and O_DIRECT readers: the kernel serves their files without asking uvfs";
+        "fanotify", fanotify(root),
+            "longer caching: the kernel keeps names, attributes and data until the source changes, not for 1 s";
+        "hand-over", hand_over(),
+            "shorter waits: a server thread runs on its caller's core and gives way to the caller";
+        "open files", open_files(), "many open files and clients at once";
+        "locked memory", locked_memory(),
+            "servers without root, and uvfs check and repair with --engine uring";
+        "memory pressure", pressure(), "caches that shrink before the machine runs out of memory";
+        "user namespaces", user_namespaces(root),
+            "mounts without root or fusermount3, in a namespace of their own (unshare -Urm)";
+        "preload library", preload(), "uvfs run";
+        "mount helper", mount_helper(), "mount -t fuse.uvfs and lines in /etc/fstab";
+    });
     checks
 }
 

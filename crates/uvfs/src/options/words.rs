@@ -15,140 +15,77 @@ pub enum Foreign {
 
 use Foreign::{Always, Is, Not};
 
+/// A table of words with their meaning.
+macro_rules! words {
+    ($($word:ident $meaning:expr;)*) => {
+        &[$((stringify!($word), $meaning)),*]
+    };
+}
+
 /// By name; a value that may follow is not looked at.
-const FOREIGN: &[(&str, Foreign)] = &[
-    ("ac_attr_timeout", Always),
-    (
-        "allow_root",
-        Not("use allow_other, and a mount point in a directory that only you may enter"),
-    ),
-    ("async_dio", Always),
-    ("async_read", Always),
-    ("atomic_o_trunc", Always),
-    ("auto_inval_data", Always),
-    ("big_writes", Always),
-    (
-        "bind",
-        Not("uvfs mount always shows the source elsewhere; leave it out"),
-    ),
-    (
-        "blkdev",
-        Not("an image is given as the source; leave it out"),
-    ),
-    (
-        "blksize",
-        Not("an image has its own block size; leave it out"),
-    ),
-    ("clone_fd", Always),
-    (
-        "congestion_threshold",
-        Not("write it to /sys/fs/fuse/connections/N/congestion_threshold"),
-    ),
-    (
-        "context",
-        Not("the files have the SELinux contexts of the source"),
-    ),
-    ("debug", Not("use UVFS_LOG=debug uvfs mount --foreground")),
-    (
-        "defcontext",
-        Not("the files have the SELinux contexts of the source"),
-    ),
-    ("dmask", Not("modes are the source's; change them there")),
-    (
-        "drop_privileges",
-        Not("a root server of a directory drops what it does not need; else mount as that user"),
-    ),
-    ("fd", Not("the server opens /dev/fuse; leave it out")),
-    ("fmask", Not("modes are the source's; change them there")),
-    (
-        "fscontext",
-        Not("the files have the SELinux contexts of the source"),
-    ),
-    (
-        "gid",
-        Not(
-            "owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)",
-        ),
-    ),
-    ("group_id", Not("the server fills it in; leave it out")),
-    ("hard_remove", Always),
-    ("intr", Always),
-    (
-        "intr_signal",
-        Not("a server in uvfs is interrupted without signals; leave it out"),
-    ),
-    ("io_uring", Is("transport=auto")),
-    (
-        "io_uring_q_depth",
-        Not("the queues have a fixed depth; leave it out"),
-    ),
-    ("large_read", Always),
-    (
-        "loop",
-        Not("an image is served without a loop device; leave it out"),
-    ),
-    ("mand", Not("FUSE has no mandatory locks; leave it out")),
-    (
-        "max_background",
-        Not("write it to /sys/fs/fuse/connections/N/max_background"),
-    ),
-    (
-        "max_idle_threads",
-        Not("there is one thread for each core; bind the server to fewer (taskset)"),
-    ),
-    (
-        "max_threads",
-        Not("there is one thread for each core; bind the server to fewer (taskset)"),
-    ),
-    (
-        "modules",
-        Not("there are no modules: serve the directory that you want as the source"),
-    ),
-    (
-        "no_async_dio",
-        Not("direct I/O is asynchronous; leave it out"),
-    ),
-    ("no_auto_inval_data", Not("use cache=always")),
-    ("no_remote_flock", Always),
-    ("no_remote_lock", Always),
-    ("no_remote_posix_lock", Always),
-    ("no_splice_move", Always),
-    ("no_splice_read", Always),
-    ("no_splice_write", Always),
-    ("no_writeback_cache", Always),
-    ("noauto_cache", Not("use cache=never, or kernel_cache")),
-    ("noforget", Always),
-    (
-        "norecovery",
-        Not("the log of an image is never replayed; leave it out"),
-    ),
-    ("readdir_ino", Always),
-    ("readdirplus", Not("the server decides; leave it out")),
-    ("remember", Always),
-    (
-        "rootcontext",
-        Not("the files have the SELinux contexts of the source"),
-    ),
-    ("rootmode", Not("the server fills it in; leave it out")),
-    (
-        "setuid",
-        Not("mount as that user (su USER -c 'uvfs mount ...', or User= in a unit)"),
-    ),
-    ("splice_move", Always),
-    ("splice_read", Always),
-    ("splice_write", Always),
-    ("sync_read", Not("reads are asynchronous; leave it out")),
-    (
-        "uid",
-        Not(
-            "owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)",
-        ),
-    ),
-    ("umask", Not("modes are the source's; change them there")),
-    ("use_ino", Always),
-    ("user_id", Not("the server fills it in; leave it out")),
-    ("writeback_cache", Is("writeback")),
-];
+const FOREIGN: &[(&str, Foreign)] = words! {
+    ac_attr_timeout Always;
+    allow_root Not("use allow_other, and a mount point in a directory that only you may enter");
+    async_dio Always;
+    async_read Always;
+    atomic_o_trunc Always;
+    auto_inval_data Always;
+    big_writes Always;
+    bind Not("uvfs mount always shows the source elsewhere; leave it out");
+    blkdev Not("an image is given as the source; leave it out");
+    blksize Not("an image has its own block size; leave it out");
+    clone_fd Always;
+    congestion_threshold Not("write it to /sys/fs/fuse/connections/N/congestion_threshold");
+    context Not("the files have the SELinux contexts of the source");
+    debug Not("use UVFS_LOG=debug uvfs mount --foreground");
+    defcontext Not("the files have the SELinux contexts of the source");
+    dmask Not("modes are the source's; change them there");
+    drop_privileges Not("a root server of a directory drops what it does not need; else mount as that user");
+    fd Not("the server opens /dev/fuse; leave it out");
+    fmask Not("modes are the source's; change them there");
+    fscontext Not("the files have the SELinux contexts of the source");
+    gid Not("owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)");
+    group_id Not("the server fills it in; leave it out");
+    hard_remove Always;
+    intr Always;
+    intr_signal Not("a server in uvfs is interrupted without signals; leave it out");
+    io_uring Is("transport=auto");
+    io_uring_q_depth Not("the queues have a fixed depth; leave it out");
+    large_read Always;
+    loop Not("an image is served without a loop device; leave it out");
+    mand Not("FUSE has no mandatory locks; leave it out");
+    max_background Not("write it to /sys/fs/fuse/connections/N/max_background");
+    max_idle_threads Not("there is one thread for each core; bind the server to fewer (taskset)");
+    max_threads Not("there is one thread for each core; bind the server to fewer (taskset)");
+    modules Not("there are no modules: serve the directory that you want as the source");
+    no_async_dio Not("direct I/O is asynchronous; leave it out");
+    no_auto_inval_data Not("use cache=always");
+    no_remote_flock Always;
+    no_remote_lock Always;
+    no_remote_posix_lock Always;
+    no_splice_move Always;
+    no_splice_read Always;
+    no_splice_write Always;
+    no_writeback_cache Always;
+    noauto_cache Not("use cache=never, or kernel_cache");
+    noforget Always;
+    norecovery Not("the log of an image is never replayed; leave it out");
+    readdir_ino Always;
+    readdirplus Not("the server decides; leave it out");
+    remember Always;
+    rootcontext Not("the files have the SELinux contexts of the source");
+    rootmode Not("the server fills it in; leave it out");
+    setuid Not("mount as that user (su USER -c 'uvfs mount ...', or User= in a unit)");
+    splice_move Always;
+    splice_read Always;
+    splice_write Always;
+    sync_read Not("reads are asynchronous; leave it out");
+    uid Not("owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)");
+    umask Not("modes are the source's; change them there");
+    use_ino Always;
+    user_id Not("the server fills it in; leave it out");
+    writeback_cache Is("writeback");
+};
 
 /// The meaning of a foreign word, if it is one.
 pub fn foreign(name: &str) -> Option<Foreign> {
