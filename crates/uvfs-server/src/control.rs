@@ -26,10 +26,53 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A listening control socket; dropping it removes it.
 pub struct Control {
+    _listening: Listening,
+}
+
+/// A socket with a name, and the thread that accepts on it; dropping it ends both.
+pub(crate) struct Listening {
     path: PathBuf,
     listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Listening {
+    /// Has a thread of this name call `accept`, which returns when a connection comes and the flag is set.
+    ///
+    /// # Errors
+    /// When there can be no thread or no descriptor for it.
+    pub(crate) fn start(
+        path: &Path,
+        listener: UnixListener,
+        name: &str,
+        accept: impl FnOnce(&UnixListener, &AtomicBool) + Send + 'static,
+    ) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (other, flag) = (listener.try_clone()?, stop.clone());
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || accept(&other, &flag))?;
+        Ok(Self {
+            path: path.to_owned(),
+            listener,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // First, so that a server that comes after this one finds the name free, and keeps it.
+        let _ = std::fs::remove_file(&self.path);
+        // Wakes the accept, also where another process removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// Where sockets are made: /run/uvfs for root, else the user's own runtime directory.
@@ -100,36 +143,16 @@ impl Control {
         let path = socket_path(".sock")?;
         let listener = listen_at(&path, 0o600)?;
         session.set_control_path(&path);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (flag, session) = (stop.clone(), Arc::downgrade(session));
-        let other = listener.try_clone()?;
-        let thread = std::thread::Builder::new()
-            .name("uvfs-control".into())
-            .spawn(move || listen(&other, &session, &flag))?;
-        Ok(Self {
-            path,
-            listener,
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // Wakes the accept, also where another process removed the socket's name.
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let _ = std::fs::remove_file(&self.path);
+        let session = Arc::downgrade(session);
+        let accept = move |listener: &_, stop: &_| listen(listener, &session, stop);
+        let _listening = Listening::start(&path, listener, "uvfs-control", accept)?;
+        Ok(Self { _listening })
     }
 }
 
 fn listen<F: FileSystem>(listener: &UnixListener, session: &Weak<Session<F>>, stop: &AtomicBool) {
     for client in listener.incoming() {
-        if stop.load(Ordering::Relaxed) {
+        if stop.load(Ordering::Acquire) {
             return;
         }
         let (Ok(client), Some(session)) = (client, session.upgrade()) else {

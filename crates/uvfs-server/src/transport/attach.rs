@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ use uvfs_queue::wait::WaitConfig;
 
 use crate::client::Client;
 use crate::client::guests::{Guest, GuestLimits, Guests};
-use crate::control::{directory, listen_at, socket_path};
+use crate::control::{Listening, directory, listen_at, socket_path};
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
@@ -76,10 +76,7 @@ impl Default for ClientLimits {
 
 /// A socket that clients attach to; dropping it ends their sessions.
 pub struct Clients {
-    path: PathBuf,
-    listener: UnixListener,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _listening: Listening,
 }
 
 impl Clients {
@@ -104,18 +101,9 @@ impl Clients {
         }
         let listener = listen_at(path, if limits.guests { 0o666 } else { 0o600 })?;
         session.set_socket_path(path);
-        let stop = Arc::new(AtomicBool::new(false));
-        let flag = stop.clone();
-        let other = listener.try_clone()?;
-        let thread = std::thread::Builder::new()
-            .name("uvfs-attach".into())
-            .spawn(move || accept(&other, &session, limits, &flag))?;
-        Ok(Self {
-            path: path.to_owned(),
-            listener,
-            stop,
-            thread: Some(thread),
-        })
+        let accept = move |listener: &_, stop: &_| accept(listener, &session, limits, stop);
+        let _listening = Listening::start(path, listener, "uvfs-attach", accept)?;
+        Ok(Self { _listening })
     }
 }
 
@@ -145,19 +133,6 @@ pub(crate) fn listen_for_clients<F: FileSystem>(
         }
     }
     Clients::listen(session.clone(), &socket_path(".clients")?, limits)
-}
-
-impl Drop for Clients {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // First, so that a server that comes after this one finds the name free, and keeps it.
-        let _ = std::fs::remove_file(&self.path);
-        // Wakes the accept, also where another process removed the socket's name.
-        let _ = shutdown(&self.listener, Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }
 
 /// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
@@ -218,7 +193,7 @@ fn accept<F: FileSystem>(
     listener: &UnixListener,
     session: &Arc<Session<F>>,
     limits: ClientLimits,
-    stop: &Arc<AtomicBool>,
+    stop: &AtomicBool,
 ) {
     let all = Arc::default();
     let gate = Gate::new(limits);
