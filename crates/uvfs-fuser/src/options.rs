@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::mount::MountFlags;
-use uvfs_server::mount::MountOptions;
+use uvfs_server::mount::{FLAGS, MountOptions};
 
 use crate::{Config, MountOption, SessionACL};
 
@@ -95,37 +95,20 @@ fn apply(options: &mut MountOptions, option: &MountOption) -> io::Result<()> {
 }
 
 fn custom(options: &mut MountOptions, word: &str) -> io::Result<()> {
-    let flag = match word {
-        "allow_other" => {
-            options.allow_other = true;
-            return Ok(());
-        }
-        "default_permissions" => {
-            options.default_permissions = true;
-            return Ok(());
-        }
-        LEAVE_SIGNALS => return Ok(()),
-        "ro" => MountFlags::RDONLY,
-        "nodev" => MountFlags::NODEV,
-        "nosuid" => MountFlags::NOSUID,
-        "noexec" => MountFlags::NOEXEC,
-        "sync" => MountFlags::SYNCHRONOUS,
-        "dirsync" => MountFlags::DIRSYNC,
-        "noatime" => MountFlags::NOATIME,
-        "nodiratime" => MountFlags::NODIRATIME,
-        "relatime" => MountFlags::RELATIME,
-        "strictatime" => MountFlags::STRICTATIME,
-        "lazytime" => MountFlags::LAZYTIME,
-        "nosymfollow" => MountFlags::NOSYMFOLLOW,
-        _ => {
-            let bytes = word.strip_prefix("max_read=");
-            let bytes = bytes.and_then(|bytes| bytes.parse().ok());
-            let text = || format!("the mount option {word:?} is not known here: leave it out");
-            options.max_read = bytes.ok_or_else(|| invalid(text()))?;
-            return Ok(());
-        }
-    };
-    options.flags.insert(flag);
+    match word {
+        "allow_other" => options.allow_other = true,
+        "default_permissions" => options.default_permissions = true,
+        LEAVE_SIGNALS => {}
+        _ => match FLAGS.iter().find(|(_, name)| *name == word) {
+            Some((flag, _)) => options.flags.insert(*flag),
+            None => {
+                let bytes = word.strip_prefix("max_read=");
+                let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+                let text = || format!("the mount option {word:?} is not known here: leave it out");
+                options.max_read = bytes.ok_or_else(|| invalid(text()))?;
+            }
+        },
+    }
     Ok(())
 }
 

@@ -182,7 +182,7 @@ fn directly(mountpoint: &Path, options: &MountOptions, root: bool) -> io::Result
 }
 
 /// The flags of mount(2) as words of fusermount3.
-const FLAGS: [(MountFlags, &str); 12] = [
+pub const FLAGS: [(MountFlags, &str); 12] = [
     (MountFlags::RDONLY, "ro"),
     (MountFlags::NOSUID, "nosuid"),
     (MountFlags::NODEV, "nodev"),
