@@ -15,7 +15,6 @@ use uvfs_cli::{Context, Error, Result, printed};
 use super::child::{Process, Waited, own_path, uvfs, wait_any};
 use super::common::words;
 use super::report::{All, Failure, Report, columns};
-use super::server::Peer;
 use super::{interrupt, page};
 
 const EXAMPLES: &str = "\
@@ -73,7 +72,7 @@ pub struct Args {
 
 /// Looks whether it is a peer, and leaves it as it is.
 fn peer(text: &str) -> Result<String, String> {
-    text.parse::<Peer>().map(|_| text.to_string())
+    super::server::peer(text).map(|_| text.to_string())
 }
 
 /// The benchmarks, in the order in which they run.

@@ -81,11 +81,9 @@ fn empty(works: usize) -> Outcome {
 /// Runs a client's job on a running target and adds the server's CPU time.
 pub fn measure(running: &Running<'_>, job: &Job) -> Result<Sample> {
     let before = running.cpu_seconds()?;
-    let client = job.run(running.process())?;
-    let after = running.cpu_seconds()?;
     Ok(Sample {
-        client,
-        server_cpu_seconds: before.zip(after).map(|(before, after)| after - before),
+        client: job.run(running.process())?,
+        server_cpu_seconds: running.cpu_since(before)?,
     })
 }
 

@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -56,7 +55,7 @@ pub enum Kind {
         /// Whether it is what others are compared with.
         base: bool,
     },
-    /// Another server, see [`Peer`].
+    /// Another server, see [`peer`].
     Peer {
         /// Its command line, with the places for source and mount point.
         command: Vec<String>,
@@ -64,50 +63,29 @@ pub enum Kind {
 }
 
 /// Another file server, given as `NAME=COMMAND`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Peer {
-    name: String,
-    command: Vec<String>,
-}
-
-impl From<Peer> for Target {
-    fn from(peer: Peer) -> Self {
-        Self {
-            name: peer.name,
-            kind: Kind::Peer {
-                command: peer.command,
-            },
+pub fn peer(text: &str) -> Result<Target, String> {
+    let (name, command) = text
+        .split_once('=')
+        .ok_or("write NAME='COMMAND {source} {mountpoint}'")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    if name.is_empty() || !name.chars().all(plain) {
+        return Err(format!(
+            "the name {name:?} needs letters, digits or . _ + - only"
+        ));
+    }
+    let command = split_words(command)?;
+    if command.is_empty() {
+        return Err("the command is empty".into());
+    }
+    for place in ["{source}", "{mountpoint}"] {
+        if !command.iter().any(|word| word.contains(place)) {
+            return Err(format!("the command has no {place}"));
         }
     }
-}
-
-impl FromStr for Peer {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, command) = text
-            .split_once('=')
-            .ok_or("write NAME='COMMAND {source} {mountpoint}'")?;
-        let plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
-        if name.is_empty() || !name.chars().all(plain) {
-            return Err(format!(
-                "the name {name:?} needs letters, digits or . _ + - only"
-            ));
-        }
-        let command = split_words(command)?;
-        if command.is_empty() {
-            return Err("the command is empty".into());
-        }
-        for place in ["{source}", "{mountpoint}"] {
-            if !command.iter().any(|word| word.contains(place)) {
-                return Err(format!("the command has no {place}"));
-            }
-        }
-        Ok(Self {
-            name: name.into(),
-            command,
-        })
-    }
+    Ok(Target {
+        name: name.into(),
+        kind: Kind::Peer { command },
+    })
 }
 
 /// Splits a command line at white space. Quotes of both kinds and backslashes keep it together;
@@ -286,6 +264,12 @@ impl Running<'_> {
     /// CPU seconds that the server has used so far; nothing where there is no server.
     pub fn cpu_seconds(&self) -> Result<Option<f64>> {
         self.process().map(Process::cpu_seconds).transpose()
+    }
+
+    /// CPU seconds that the server has used since it had used `before`.
+    pub fn cpu_since(&self, before: Option<f64>) -> Result<Option<f64>> {
+        let now = self.cpu_seconds()?;
+        Ok(before.zip(now).map(|(before, now)| now - before))
     }
 
     /// Adds what the server said last to an error about its work.
@@ -469,19 +453,20 @@ pub fn raise_file_limit() -> Result<()> {
 mod tests {
     use super::*;
 
-    fn peer(text: &str) -> Result<Vec<String>, String> {
-        text.parse().map(|p: Peer| p.command)
+    fn command(target: Target) -> Vec<String> {
+        match target.kind {
+            Kind::Peer { command } => command,
+            other => panic!("{other:?} is no peer"),
+        }
     }
 
     /// `--peer` starts the command that it is given.
     #[test]
     fn a_peer_is_a_name_and_a_command() {
-        let p: Peer = "hp=/opt/hp --foreground {source} {mountpoint}"
-            .parse()
-            .unwrap();
+        let p = peer("hp=/opt/hp --foreground {source} {mountpoint}").unwrap();
         assert_eq!(p.name, "hp");
         assert_eq!(
-            p.command,
+            command(p),
             ["/opt/hp", "--foreground", "{source}", "{mountpoint}"]
         );
     }
@@ -490,7 +475,10 @@ mod tests {
     #[test]
     fn a_peers_command_may_be_quoted_and_hold_equal_signs() {
         assert_eq!(
-            peer(r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#).unwrap(),
+            command(
+                peer(r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#)
+                    .unwrap()
+            ),
             [
                 "my server",
                 "-o",

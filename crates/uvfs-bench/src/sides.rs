@@ -5,21 +5,21 @@ use clap::ValueEnum;
 use uvfs_cli::{Error, Result};
 
 use super::common::words;
-use super::server::{Kind, Peer, Target, check_names};
+use super::server::{Kind, Target, check_names, peer};
 
 /// Servers of other projects.
 #[derive(clap::Args)]
 pub struct Peers {
     /// Another file server: it is run without a shell, has to stay in the foreground, and is
     /// unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
-    peer: Vec<Peer>,
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'", value_parser = peer)]
+    peer: Vec<Target>,
 }
 
 impl Peers {
     /// Adds a target for each, whose name has to be a new one.
     pub fn add_to(&self, targets: &mut Vec<Target>) -> Result<()> {
-        targets.extend(self.peer.iter().cloned().map(Target::from));
+        targets.extend(self.peer.iter().cloned());
         check_names(targets)
     }
 }

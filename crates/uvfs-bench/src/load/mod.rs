@@ -222,10 +222,9 @@ impl Load<'_> {
             process.finish(running.process(), limit)?;
             results.push(client::finished(process)?);
         }
-        let server = before.zip(running.cpu_seconds()?);
         Ok(Sample {
             client: together(&results),
-            server_cpu_seconds: server.map(|(before, after)| after - before),
+            server_cpu_seconds: running.cpu_since(before)?,
         })
     }
 

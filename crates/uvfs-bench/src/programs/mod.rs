@@ -193,7 +193,7 @@ fn measure(workspace: &Workspace, program: &Program, running: &Running<'_>) -> R
         run(workspace, &mut command, running.process())?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    let server = server_before.zip(running.cpu_seconds()?);
+    let server_cpu_seconds = running.cpu_since(server_before)?;
     Ok(Sample {
         client: Measured {
             amount: program.starts.into(),
@@ -201,7 +201,7 @@ fn measure(workspace: &Workspace, program: &Program, running: &Running<'_>) -> R
             cpu_seconds: ended_cpu_seconds() - cpu_before,
             ..Measured::default()
         },
-        server_cpu_seconds: server.map(|(before, after)| after - before),
+        server_cpu_seconds,
     })
 }
 

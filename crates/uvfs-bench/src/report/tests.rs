@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::super::server::{Kind, Peer};
+use super::super::server::{Kind, peer};
 use super::text::thousands;
 use super::*;
 
@@ -17,7 +17,7 @@ fn sample(rate: f64, server: Option<f64>) -> Sample {
 }
 
 fn report() -> Report {
-    let peer: Peer = "hp=hp {source} {mountpoint}".parse().unwrap();
+    let peer = peer("hp=hp {source} {mountpoint}").unwrap();
     let uvfs = Target {
         name: "dev-spin".into(),
         kind: Kind::Uvfs {
@@ -39,7 +39,7 @@ fn report() -> Report {
     Report::new(
         "wakeup",
         json!({"rounds": 3}),
-        &[Target::native(), uvfs, peer.into(), broken],
+        &[Target::native(), uvfs, peer, broken],
         vec![Work::new("read-1", "reads", Unit::Op)],
         &[
             outcome(&[1e6, 3e6, 2e6], None),
@@ -152,12 +152,12 @@ fn the_table_has_a_line_for_each_program_and_compares_the_sides() {
         kind,
     };
     let options = Vec::new;
-    let peer: Peer = "hp=hp {source} {mountpoint}".parse().unwrap();
+    let peer = peer("hp=hp {source} {mountpoint}").unwrap();
     let targets = [
         Target::native(),
         target("mount", Kind::Uvfs { options: options() }),
         target("run", Kind::Run),
-        peer.into(),
+        peer,
     ];
     let sample = |seconds| Sample {
         client: Measured {
