@@ -82,140 +82,58 @@ pub fn is_installed(name: &str) -> bool {
     places.any(|place| place.is_file())
 }
 
+/// Programs by their names, with what they need and do, their command lines, and what else holds for them.
+macro_rules! programs {
+    ($(
+        $name:literal [$($needs:literal)*] $title:literal:
+            $($word:literal)* $(, $more:ident($($value:expr),*))?;
+    )*) => {
+        &[$(Program::new($name, $title, &[$($needs),*], &[$($word),*])$(.$more($($value),*))?),*]
+    };
+}
+
 /// Every program, in the order in which they run. The last one removes the tree.
 ///
 /// Git's own files are left out where they hold a path (`.git/config` of a clone) or inode numbers
 /// (`.git/index`), which differ from side to side.
-pub const ALL: &[Program] = &[
-    Program::new(
-        "git-clone",
-        "git clones the repository, objects copied as from a remote one",
-        &["git"],
-        &["git", "clone", "-q", "--no-local", "tree", "clone"],
-    )
-    .leaves("clone", ".git"),
-    Program::new(
-        "git-status",
-        "git compares the work tree with the index",
-        &["git"],
-        &["git", "-C", "tree", "status", "--porcelain"],
-    )
-    .twice(),
-    Program::new(
-        "git-log",
-        "git shows all commits with the files that they changed",
-        &["git"],
-        &["git", "-C", "tree", "log", "--stat"],
-    ),
-    Program::new(
-        "grep",
-        "grep searches all files for a word",
-        &["grep"],
-        &["grep", "-r", "needle", "tree"],
-    )
-    .twice(),
-    Program::new(
-        "ripgrep",
-        "ripgrep searches the work tree for a word, with several threads",
-        &["rg"],
-        &["rg", "needle", "tree"],
-    )
-    .twice(),
-    Program::new(
-        "cp",
-        "cp -a copies the tree",
-        &["cp"],
-        &["cp", "-a", "tree", "copy"],
-    )
-    .leaves("copy", "index"),
-    Program::new(
-        "tar-create",
-        "tar packs the work tree into a file outside of the mount",
-        &["tar"],
-        &["tar", "-c", "--sort=name", "--exclude=.git", "tree"],
-    )
-    .twice(),
-    Program::new(
-        "tar-extract",
-        "tar unpacks the work tree",
-        &["tar"],
-        &["tar", "-x", "-f", "tree.tar", "--one-top-level=extracted"],
-    )
-    .leaves("extracted", ""),
-    Program::new("du", "du adds up the sizes", &["du"], &["du", "-s", "tree"]).twice(),
-    Program::new(
-        "find",
-        "find lists the files above a size",
-        &["find"],
-        &["find", "tree", "-size", "+16k", "-not", "-name", "index"],
-    )
-    .twice(),
-    Program::new(
-        "stat",
-        "a shell starts stat for each file of a directory level",
-        &["stat"],
-        &[
-            "sh",
-            "-ec",
-            "for f in tree/*/*.c; do stat -c '%n %s %a' \"$f\"; done",
-        ],
-    ),
-    Program::new(
-        "make",
-        "make -j2 compiles small C files",
-        &["make", "cc"],
-        &["make", "-s", "-j2", "-C", "csrc"],
-    )
-    .leaves("csrc", ""),
-    Program::new(
-        "sqlite",
-        "sqlite3 makes a database by many small transactions, and asks for something in it",
-        &["sqlite3"],
-        &["sqlite3", "-batch", "db", ".read sql/work.sql"],
-    )
-    .leaves("db", ""),
-    Program::new(
-        "python",
-        "python3 starts and imports many modules",
-        &["python3"],
-        &["python3", "py/main.py"],
-    )
-    .twice(),
-    Program::new(
-        "sh-cat",
-        "a shell script starts cat of a small file 200 times",
-        &["cat"],
-        &[
-            "sh",
-            "-ec",
-            "i=0; while [ $i -lt 200 ]; do cat small; i=$((i + 1)); done",
-        ],
-    ),
-    Program::new(
-        "sh-true",
-        "a shell script starts /bin/true 500 times and touches nothing of the mount",
-        &[],
-        &[
-            "sh",
-            "-ec",
-            "cd /; i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i + 1)); done",
-        ],
-    ),
-    Program::new(
-        "start",
-        "/bin/true once: with run, what `uvfs run` itself takes",
-        &[],
-        &["/bin/true"],
-    )
-    .starts(20),
-    Program::new(
-        "rm",
-        "rm -r removes the tree",
-        &["rm"],
-        &["rm", "-r", "tree"],
-    )
-    .leaves("tree", ""),
-];
+pub const ALL: &[Program] = programs! {
+    "git-clone" ["git"] "git clones the repository, objects copied as from a remote one":
+        "git" "clone" "-q" "--no-local" "tree" "clone", leaves("clone", ".git");
+    "git-status" ["git"] "git compares the work tree with the index":
+        "git" "-C" "tree" "status" "--porcelain", twice();
+    "git-log" ["git"] "git shows all commits with the files that they changed":
+        "git" "-C" "tree" "log" "--stat";
+    "grep" ["grep"] "grep searches all files for a word":
+        "grep" "-r" "needle" "tree", twice();
+    "ripgrep" ["rg"] "ripgrep searches the work tree for a word, with several threads":
+        "rg" "needle" "tree", twice();
+    "cp" ["cp"] "cp -a copies the tree":
+        "cp" "-a" "tree" "copy", leaves("copy", "index");
+    "tar-create" ["tar"] "tar packs the work tree into a file outside of the mount":
+        "tar" "-c" "--sort=name" "--exclude=.git" "tree", twice();
+    "tar-extract" ["tar"] "tar unpacks the work tree":
+        "tar" "-x" "-f" "tree.tar" "--one-top-level=extracted", leaves("extracted", "");
+    "du" ["du"] "du adds up the sizes":
+        "du" "-s" "tree", twice();
+    "find" ["find"] "find lists the files above a size":
+        "find" "tree" "-size" "+16k" "-not" "-name" "index", twice();
+    "stat" ["stat"] "a shell starts stat for each file of a directory level":
+        "sh" "-ec" "for f in tree/*/*.c; do stat -c '%n %s %a' \"$f\"; done";
+    "make" ["make" "cc"] "make -j2 compiles small C files":
+        "make" "-s" "-j2" "-C" "csrc", leaves("csrc", "");
+    "sqlite" ["sqlite3"] "sqlite3 makes a database by many small transactions, and asks for something in it":
+        "sqlite3" "-batch" "db" ".read sql/work.sql", leaves("db", "");
+    "python" ["python3"] "python3 starts and imports many modules":
+        "python3" "py/main.py", twice();
+    "sh-cat" ["cat"] "a shell script starts cat of a small file 200 times":
+        "sh" "-ec" "i=0; while [ $i -lt 200 ]; do cat small; i=$((i + 1)); done";
+    "sh-true" [] "a shell script starts /bin/true 500 times and touches nothing of the mount":
+        "sh" "-ec" "cd /; i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i + 1)); done";
+    "start" [] "/bin/true once: with run, what `uvfs run` itself takes":
+        "/bin/true", starts(20);
+    "rm" ["rm"] "rm -r removes the tree":
+        "rm" "-r" "tree", leaves("tree", "");
+};
 
 /// The names of all programs.
 pub fn names() -> Vec<&'static str> {
