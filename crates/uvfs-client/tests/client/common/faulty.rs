@@ -1,16 +1,14 @@
 //! A layer below the page cache that fails and dawdles on purpose.
 
-use std::collections::BinaryHeap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use uvfs_client::layer::{Op, PageIo, Request};
 use uvfs_client::{Client, Config};
 use uvfs_server::InProcess;
-use uvfs_sys::lock;
 
 use super::connect;
 
@@ -36,37 +34,10 @@ pub struct Fault {
     now: AtomicU64,
 }
 
-struct Delayed(Instant, Request);
-
-impl PartialEq for Delayed {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-impl Eq for Delayed {}
-impl PartialOrd for Delayed {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Delayed {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        other.0.cmp(&self.0)
-    }
-}
-
-#[derive(Default)]
-struct Delay {
-    heap: Mutex<(BinaryHeap<Delayed>, bool)>,
-    more: Condvar,
-}
-
 /// Injects errors, short transfers and latency into reads and writes.
 struct Faulty {
     inner: Arc<dyn PageIo>,
     fault: Arc<Fault>,
-    delay: Arc<Delay>,
-    thread: Option<std::thread::JoinHandle<()>>,
 }
 
 /// A client of a directory that a server in this process serves, and the faults of its reads and writes: none yet.
@@ -74,55 +45,10 @@ pub fn faulty(source: &Path, config: Config) -> (InProcess, Client, Arc<Fault>) 
     let (serving, connection) = connect(source);
     let fault = Arc::<Fault>::default();
     let client = Client::layered(connection, config, 0, |_, inner| {
-        let delay = Arc::new(Delay::default());
-        let thread = {
-            let (inner, delay) = (inner.clone(), delay.clone());
-            std::thread::spawn(move || deliver(&*inner, &delay))
-        };
-        Arc::new(Faulty {
-            inner,
-            fault: fault.clone(),
-            delay,
-            thread: Some(thread),
-        })
+        let fault = fault.clone();
+        Arc::new(Faulty { inner, fault })
     });
     (serving, client.unwrap(), fault)
-}
-
-fn deliver(inner: &dyn PageIo, delay: &Delay) {
-    let mut heap = lock(&delay.heap);
-    loop {
-        let now = Instant::now();
-        let mut batch = Vec::new();
-        while heap.0.peek().is_some_and(|d| d.0 <= now || heap.1) {
-            batch.extend(heap.0.pop().map(|d| d.1));
-        }
-        if !batch.is_empty() {
-            drop(heap);
-            inner.submit(&mut batch);
-            heap = lock(&delay.heap);
-            continue;
-        }
-        if heap.1 {
-            return;
-        }
-        let timeout = heap.0.peek().map_or(Duration::from_secs(1), |d| d.0 - now);
-        heap = delay
-            .more
-            .wait_timeout(heap, timeout)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
-    }
-}
-
-impl Drop for Faulty {
-    fn drop(&mut self) {
-        lock(&self.delay.heap).1 = true;
-        self.delay.more.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }
 
 fn hits(every: &AtomicU64, n: u64) -> bool {
@@ -171,15 +97,11 @@ impl PageIo for Faulty {
             }
             return;
         }
-        let due = Instant::now() + latency;
-        let mut heap = lock(&self.delay.heap);
-        let first = heap.0.peek().is_none_or(|next| due < next.0);
-        heap.0.extend(pass.into_iter().map(|r| Delayed(due, r)));
-        drop(heap);
-        // Otherwise the thread wakes in time by itself.
-        if first {
-            self.delay.more.notify_all();
-        }
+        let inner = self.inner.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(latency);
+            inner.submit(&mut pass);
+        });
     }
 
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
