@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buf::Payload;
-use crate::runtime::{self, Call, Keep, start};
+use crate::runtime::{self, Call, Keep, Transfer, start};
 
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
@@ -183,24 +183,13 @@ fn now(
         };
     }
     let vecs = IoVecs::of(payload);
-    let (base, len) = (vecs.0.as_ptr(), vecs.0.len() as i32);
+    let (fd, base, len) = (fd.as_raw_fd(), vecs.0.as_ptr(), vecs.0.len() as i32);
+    let (offset, flags) = (offset as i64, flags.bits() as i32);
     // SAFETY: the iovecs describe memory that `payload` keeps mapped over the call.
     let done = unsafe {
         match direction {
-            Direction::Read => libc::preadv2(
-                fd.as_raw_fd(),
-                base,
-                len,
-                offset as i64,
-                flags.bits() as i32,
-            ),
-            Direction::Write => libc::pwritev2(
-                fd.as_raw_fd(),
-                base,
-                len,
-                offset as i64,
-                flags.bits() as i32,
-            ),
+            Direction::Read => libc::preadv2(fd, base, len, offset, flags),
+            Direction::Write => libc::pwritev2(fd, base, len, offset, flags),
         }
     };
     usize::try_from(done).map_err(|_| {
@@ -219,7 +208,7 @@ async fn waiting(
     hand_over: bool,
 ) -> Result<usize, Errno> {
     let vecs = Box::new(IoVecs::of(payload));
-    let call = Call::Transfer {
+    let call = Call::Transfer(Transfer {
         write: direction == Direction::Write,
         fd: fd.as_raw_fd(),
         iovecs: vecs.0.as_ptr(),
@@ -227,7 +216,7 @@ async fn waiting(
         offset,
         flags: flags as i32,
         hand_over,
-    };
+    });
     #[expect(
         clippy::arc_with_non_send_sync,
         reason = "it stays with this thread's runtime"

@@ -29,7 +29,7 @@ use uvfs_queue::placement::Watched;
 use uvfs_queue::ring::Bell;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitCounts};
 
-pub(crate) use call::Call;
+pub(crate) use call::{Call, Transfer};
 pub(crate) use op::start;
 pub use op::{Keep, Operation, submit};
 use op::{OpEntry, OpState};

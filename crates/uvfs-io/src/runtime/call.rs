@@ -9,22 +9,28 @@ use io_uring::{opcode, squeue, types};
 use super::op::Keep;
 use super::ring::Sqe;
 
+/// preadv2(2) or pwritev2(2).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) write: bool,
+    pub(crate) fd: RawFd,
+    pub(crate) iovecs: *const libc::iovec,
+    pub(crate) count: u32,
+    pub(crate) offset: u64,
+    pub(crate) flags: i32,
+    /// Another thread does it, whether or not it would wait.
+    pub(crate) hand_over: bool,
+}
+
 /// An operation. The memory that it points to is kept, with its descriptor, until it completes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
-    /// preadv2(2) or pwritev2(2).
-    Transfer {
-        write: bool,
-        fd: RawFd,
-        iovecs: *const libc::iovec,
-        count: u32,
-        offset: u64,
-        flags: i32,
-        /// Another thread does it, whether or not it would wait.
-        hand_over: bool,
-    },
+    Transfer(Transfer),
     /// fsync(2) or fdatasync(2).
-    Sync { fd: RawFd, data_only: bool },
+    Sync {
+        fd: RawFd,
+        data_only: bool,
+    },
     /// fallocate(2).
     Allocate {
         fd: RawFd,
@@ -33,7 +39,10 @@ pub(crate) enum Call {
         len: u64,
     },
     /// Waits for one of the events of poll(2).
-    Poll { fd: RawFd, events: u32 },
+    Poll {
+        fd: RawFd,
+        events: u32,
+    },
     /// Ends with ETIME after so long.
     Timeout(Duration),
 }
@@ -42,27 +51,19 @@ impl Call {
     /// The ring's entry for it. `keep` gets what the entry points to besides.
     pub(super) fn entry(&self, keep: &mut Keep) -> Sqe {
         let entry = match *self {
-            Call::Transfer {
-                write,
-                fd,
-                iovecs,
-                count,
-                offset,
-                flags,
-                hand_over,
-            } => {
-                let target = types::Fd(fd);
-                let entry = match write {
-                    false => opcode::Readv::new(target, iovecs, count)
-                        .offset(offset)
-                        .rw_flags(flags)
+            Call::Transfer(t) => {
+                let target = types::Fd(t.fd);
+                let entry = match t.write {
+                    false => opcode::Readv::new(target, t.iovecs, t.count)
+                        .offset(t.offset)
+                        .rw_flags(t.flags)
                         .build(),
-                    true => opcode::Writev::new(target, iovecs, count)
-                        .offset(offset)
-                        .rw_flags(flags)
+                    true => opcode::Writev::new(target, t.iovecs, t.count)
+                        .offset(t.offset)
+                        .rw_flags(t.flags)
                         .build(),
                 };
-                match hand_over {
+                match t.hand_over {
                     true => entry.flags(squeue::Flags::ASYNC),
                     false => entry,
                 }
@@ -101,21 +102,13 @@ impl Call {
     /// The memory that it points to, and its descriptor, stay valid until this returns.
     pub(super) unsafe fn make(&self) -> i32 {
         let result = match *self {
-            Call::Transfer {
-                write,
-                fd,
-                iovecs,
-                count,
-                offset,
-                flags,
-                ..
-            } => {
-                let (count, offset) = (count as i32, offset as i64);
+            Call::Transfer(t) => {
+                let (count, offset) = (t.count as i32, t.offset as i64);
                 // SAFETY: the caller keeps the iovecs and the memory that they describe.
                 unsafe {
-                    match write {
-                        false => libc::preadv2(fd, iovecs, count, offset, flags),
-                        true => libc::pwritev2(fd, iovecs, count, offset, flags),
+                    match t.write {
+                        false => libc::preadv2(t.fd, t.iovecs, count, offset, t.flags),
+                        true => libc::pwritev2(t.fd, t.iovecs, count, offset, t.flags),
                     }
                 }
             }
