@@ -304,15 +304,16 @@ async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> Resul
     .await
 }
 
-/// An error and its causes, in a line.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
+/// What the store itself said, without what OpenDAL was doing.
+fn cause(error: &Error) -> String {
+    let text = match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    match text.split_once(" => ") {
+        Some((_, why)) => why.to_owned(),
+        None => text,
     }
-    text
 }
 
 fn default_dir() -> io::Result<PathBuf> {

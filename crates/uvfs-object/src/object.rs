@@ -59,8 +59,8 @@ struct Pieces {
     failure: Option<(Errno, Arc<str>)>,
     /// Reads of the data file that are under way.
     pins: Vec<Range<usize>>,
-    /// The kernel reads the data file by itself.
-    backed: bool,
+    /// Nodes for which the kernel reads the data file by itself.
+    backed: usize,
 }
 
 /// Keeps pieces in the data file while they are read.
@@ -133,7 +133,7 @@ impl Object {
                 failures: 0,
                 failure: None,
                 pins: Vec::new(),
-                backed: false,
+                backed: 0,
             }),
             verified,
             changed: watch::Sender::new(()),
@@ -145,16 +145,18 @@ impl Object {
         &self.data
     }
 
-    /// Has the kernel read the data file by itself, if all pieces are there. They stay until [`Object::not_backed`].
+    /// Lets the kernel read the data file by itself for one node, if all pieces are there. They stay until
+    /// [`Object::not_backed`].
     pub(crate) fn back(&self) -> bool {
         let mut state = self.state();
-        state.backed |= state.good == state.pieces.len();
-        state.backed
+        let complete = state.good == state.pieces.len();
+        state.backed += usize::from(complete);
+        complete
     }
 
-    /// The kernel reads the data file no more.
+    /// The kernel reads the data file no more for a node.
     pub(crate) fn not_backed(&self) {
-        self.state().backed = false;
+        self.state().backed -= 1;
     }
 
     /// Waits until a range of bytes is in the data file, requests what is missing of it and of `ahead`, and keeps it there.
@@ -203,7 +205,7 @@ impl Object {
     /// Gives pieces back from the beginning on, until `bytes` are free, and says how many are. What is read stays.
     pub(crate) fn give_back(&self, bytes: u64) -> u64 {
         let mut state = self.state();
-        if state.backed {
+        if state.backed > 0 {
             return 0;
         }
         let mut freed = 0;

@@ -48,6 +48,11 @@ const FOR_DIRECTORIES: CapabilitySet = CapabilitySet::CHOWN
 /// To serve an image.
 const FOR_IMAGES: CapabilitySet = CapabilitySet::IPC_LOCK.union(CapabilitySet::SYS_NICE);
 
+/// To serve an object store: SYS_ADMIN is for mounting and backing files, the others are for the threads and their
+/// rings. The cache's files are the server's own.
+#[cfg(feature = "object")]
+const FOR_STORES: CapabilitySet = FOR_IMAGES.union(CapabilitySet::SYS_ADMIN);
+
 /// Gives up all capabilities of this thread, and of those that it starts, but `kept`.
 fn keep(kept: CapabilitySet) -> io::Result<()> {
     let mut now = capabilities(None)?;
@@ -62,6 +67,15 @@ pub fn directory_server() {
     if let Err(error) = keep(FOR_DIRECTORIES) {
         tracing::warn!(%error, "the server keeps capabilities that it does not need; disk quotas do not bind \
             the users of this mount");
+    }
+}
+
+/// For a server of an object store, before its threads begin. What it talks to is known only by name, so neither files nor
+/// system calls are restricted.
+#[cfg(feature = "object")]
+pub fn store_server() {
+    if let Err(error) = keep(FOR_STORES) {
+        tracing::warn!(%error, "the server keeps capabilities that it does not need");
     }
 }
 

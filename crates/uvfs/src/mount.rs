@@ -304,6 +304,7 @@ fn mount_store(
     options: &Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
+    confine::store_server();
     let remote = &options.remote;
     let mut how = uvfs_object::Options::default();
     how.cache_dir = remote.cache_dir.clone();
@@ -312,12 +313,14 @@ fn mount_store(
     how.timeout = remote.timeout;
     how.requests = remote.requests;
     how.backing_files = options.passthrough.passthrough != Backed::Off;
-    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| uri.to_owned())?;
+    // What follows may be a key: it is shown nowhere.
+    let (name, _) = uri.split_once('?').unwrap_or((uri, ""));
+    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.to_owned())?;
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;
-    mounted(fs, |_| {}, || {}, Path::new(uri), place, &options, report)
+    mounted(fs, |_| {}, || {}, Path::new(name), place, &options, report)
 }
 
 #[cfg(not(feature = "object"))]

@@ -33,6 +33,8 @@ mod preload;
 mod programs;
 mod read_only;
 mod refused;
+#[cfg(feature = "object")]
+mod remote;
 mod removed_on_the_host;
 mod requests;
 mod run_around;

@@ -1,0 +1,89 @@
+//! Object stores by the command: crates/uvfs-object tests what is behind a mount, and here is how one begins and ends.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::harness::*;
+
+fn store(scratch: &Scratch) -> (String, Vec<u8>) {
+    let dir = scratch.dir("store");
+    let mut random = Random(1);
+    let content: Vec<u8> = (0..20 << 20).map(|_| random.next() as u8).collect();
+    fs::write(dir.join("file"), &content).unwrap();
+    (format!("fs://{}", dir.display()), content)
+}
+
+fn mount(scratch: &Scratch, uri: &str, at: &Path) -> Command {
+    let mut command = uvfs();
+    let cache = scratch.path("cache");
+    command
+        .args(["mount", "-o"])
+        .arg(format!("cache_dir={},cache_size=1G", cache.display()))
+        .args([uri.as_ref(), at.as_os_str()]);
+    command
+}
+
+/// The bytes that the cache holds.
+fn cached(scratch: &Scratch) -> u64 {
+    let dir = scratch.path("cache");
+    let stores = fs::read_dir(dir)
+        .unwrap()
+        .map(|store| store.unwrap().path());
+    let files = stores.flat_map(|store| fs::read_dir(store).unwrap());
+    let data = files.map(|file| file.unwrap());
+    let data = data.filter(|file| file.path().extension().is_some_and(|end| end == "data"));
+    data.map(|file| file.metadata().unwrap().blocks() * 512)
+        .sum()
+}
+
+/// What a server that is killed had cached is whole for the next.
+#[test]
+fn a_killed_server_leaves_a_cache_that_is_right() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (uri, content) = store(&scratch);
+    let at = scratch.dir("mount");
+    let mut server = Running::start(mount(&scratch, &uri, &at).arg("--foreground"));
+    wait_for("the mount", || at.join("file").exists());
+    let file = File::open(at.join("file")).unwrap();
+    let mut part = vec![0; 3 << 20];
+    file.read_exact_at(&mut part, 0).unwrap();
+    assert!(part == content[..3 << 20]);
+    server.signal(Signal::KILL);
+    server.wait(LATER).expect("it was killed");
+    drop(file);
+    unmount_by_force(&at);
+    let kept = cached(&scratch);
+    assert!(kept >= 3 << 20, "{kept}");
+    run(&mut mount(&scratch, &uri, &at)).ok();
+    assert!(fs::read(at.join("file")).unwrap() == content);
+    run(uvfs().arg("umount").arg(&at)).ok();
+    assert!(mounted(&at).is_none());
+}
+
+/// An error is one line that says what to do, and leaves no mount and no mount point behind.
+#[test]
+fn a_store_that_can_not_be_had_is_an_error() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.path("mount");
+    // No server listens there.
+    let nothing =
+        "s3://bucket?endpoint=http://127.0.0.1:9&region=r&access_key_id=k&secret_access_key=s";
+    for uri in ["nosuch://bucket", nothing] {
+        let outcome = run(mount(&scratch, uri, &at).args(["-o", "timeout=1"]));
+        assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+        let (shown, _) = uri.split_once('?').unwrap_or((uri, ""));
+        assert!(outcome.stderr.contains(shown), "{outcome}");
+        assert!(!outcome.stderr.contains("secret_access_key"), "{outcome}");
+        assert!(!at.exists(), "{outcome}");
+    }
+}
