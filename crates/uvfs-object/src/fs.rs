@@ -73,9 +73,7 @@ impl ObjectFs {
             .build()?;
         let probe = store.clone();
         let answer = runtime.block_on(async move { probe.holds("").await });
-        answer.map_err(|error| {
-            io::Error::new(io::Error::from(error.errno()).kind(), chain(&error))
-        })?;
+        answer.map_err(|error| io::Error::other(cause(&error)))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = Arc::new(Cache::open(&dir, &store.name(), options.cache_size)?);
         let fetch = Fetch {
