@@ -2,11 +2,11 @@
 
 use crate::error::Error;
 use crate::geometry::BBSIZE;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 pub use uvfs_buf::Verifier;
@@ -98,6 +98,13 @@ pub trait Blocks: Send + Sync {
     /// keeping in a metadata cache.
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Reads `len` bytes as [`Blocks::read_data`] does.
+    fn bytes(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read_data(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// A descriptor that file data can be read from instead of by [`Blocks::read_data`], at the
     /// same offsets, with no demands on alignment; `None` if there is no such thing.
     fn data_file(&self) -> Option<BorrowedFd<'_>> {
@@ -188,7 +195,7 @@ impl Blocks for FileBlocks {
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
+        pread_exact(&self.file, offset, buf)
     }
 
     fn data_file(&self) -> Option<BorrowedFd<'_>> {
@@ -196,10 +203,32 @@ impl Blocks for FileBlocks {
     }
 }
 
+/// Reads into `buf` what there is from byte `at` on, and gives how much that is.
+pub(crate) fn pread(fd: impl AsFd, at: u64, buf: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match rustix::io::pread(&fd, &mut buf[done..], at + done as u64) {
+            Ok(0) => break,
+            // Direct I/O goes on where a file ended, at no multiple of its unit.
+            Err(Errno::INVAL) if done > 0 => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(done)
+}
+
+/// Reads all of `buf` from byte `at` on.
+pub(crate) fn pread_exact(fd: impl AsFd, at: u64, buf: &mut [u8]) -> io::Result<()> {
+    match pread(fd, at, buf)? == buf.len() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 pub(crate) fn io_error(extents: &[DiskExtent], source: io::Error) -> Error {
-    let (daddr, len) = match extents {
-        [] => (0, 0),
-        [first, ..] => (first.daddr, extents.iter().map(|e| e.bytes as usize).sum()),
-    };
+    let daddr = extents.first().map_or(0, |e| e.daddr);
+    let len = extents.iter().map(|e| e.bytes as usize).sum();
     Error::Io { daddr, len, source }
 }

@@ -1,6 +1,7 @@
 //! Errors of the reader.
 
 use crate::format::Fault;
+use rustix::io::Errno;
 use std::{fmt, io};
 
 /// A result of the reader.
@@ -77,37 +78,24 @@ impl Error {
     /// The errno that the kernel's XFS gives for this: `EUCLEAN` for corruption, `EBADMSG` for a
     /// wrong checksum.
     pub fn errno(&self) -> i32 {
-        match self {
+        let errno = match self {
             Error::Io { source, .. } | Error::Output { source, .. } => {
-                source.raw_os_error().unwrap_or(libc_errno::EIO)
+                return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
-            Error::NotXfs { .. } => libc_errno::EINVAL,
-            Error::Unsupported(_) => libc_errno::EOPNOTSUPP,
-            Error::Corrupt {
-                fault: Fault::Crc { .. },
-                ..
-            } => libc_errno::EBADMSG,
-            Error::Corrupt { .. } => libc_errno::EUCLEAN,
-            Error::NotFound(what) if *what == "attribute" => libc_errno::ENODATA,
-            Error::NotFound(_) => libc_errno::ENOENT,
-            Error::NotDirectory(_) => libc_errno::ENOTDIR,
-            Error::WrongType { wanted, .. } if *wanted == "regular file" => libc_errno::EISDIR,
-            Error::WrongType { .. } => libc_errno::EINVAL,
-        }
+            Error::NotXfs { .. } => Errno::INVAL,
+            Error::Unsupported(_) => Errno::OPNOTSUPP,
+            Error::Corrupt { fault, .. } => match fault {
+                Fault::Crc { .. } => Errno::BADMSG,
+                _ => Errno::UCLEAN,
+            },
+            Error::NotFound(what) if *what == "attribute" => Errno::NODATA,
+            Error::NotFound(_) => Errno::NOENT,
+            Error::NotDirectory(_) => Errno::NOTDIR,
+            Error::WrongType { wanted, .. } if *wanted == "regular file" => Errno::ISDIR,
+            Error::WrongType { .. } => Errno::INVAL,
+        };
+        errno.raw_os_error()
     }
-}
-
-/// Error numbers of Linux, the same on every architecture that is supported.
-mod libc_errno {
-    pub const ENOENT: i32 = 2;
-    pub const EIO: i32 = 5;
-    pub const ENOTDIR: i32 = 20;
-    pub const EISDIR: i32 = 21;
-    pub const EINVAL: i32 = 22;
-    pub const ENODATA: i32 = 61;
-    pub const EBADMSG: i32 = 74;
-    pub const EOPNOTSUPP: i32 = 95;
-    pub const EUCLEAN: i32 = 117;
 }
 
 /// Where a structure is.

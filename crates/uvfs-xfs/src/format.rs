@@ -33,37 +33,24 @@ pub trait Layout: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unal
 
     /// The structure at byte `offset` of `bytes`, or [`Fault::Short`] if it does not fit.
     fn at(bytes: &[u8], offset: usize) -> Result<&Self, Fault> {
-        bytes
-            .get(offset..)
-            .and_then(|b| Self::ref_from_prefix(b).ok())
-            .map(|(v, _)| v)
-            .ok_or(Fault::Short {
-                need: offset.saturating_add(Self::SIZE),
-                have: bytes.len(),
-            })
+        let short = Fault::short(bytes, offset, Self::SIZE);
+        let found = bytes.get(offset..).map(Self::ref_from_prefix);
+        found.and_then(Result::ok).map(|(v, _)| v).ok_or(short)
     }
 
     /// As [`Layout::at`], to change it where it is.
     fn at_mut(bytes: &mut [u8], offset: usize) -> Result<&mut Self, Fault> {
-        let short = Fault::Short {
-            need: offset.saturating_add(Self::SIZE),
-            have: bytes.len(),
-        };
-        let rest = bytes.get_mut(offset..);
-        let found = rest.and_then(|b| Self::mut_from_prefix(b).ok());
-        found.map(|(v, _)| v).ok_or(short)
+        let short = Fault::short(bytes, offset, Self::SIZE);
+        let found = bytes.get_mut(offset..).map(Self::mut_from_prefix);
+        found.and_then(Result::ok).map(|(v, _)| v).ok_or(short)
     }
 
     /// `count` consecutive structures from byte `offset` of `bytes`, or [`Fault::Short`].
     fn slice_at(bytes: &[u8], offset: usize, count: usize) -> Result<&[Self], Fault> {
-        bytes
-            .get(offset..)
-            .and_then(|b| <[Self]>::ref_from_prefix_with_elems(b, count).ok())
-            .map(|(v, _)| v)
-            .ok_or(Fault::Short {
-                need: offset.saturating_add(count.saturating_mul(Self::SIZE)),
-                have: bytes.len(),
-            })
+        let short = Fault::short(bytes, offset, count.saturating_mul(Self::SIZE));
+        let found = |b| <[Self]>::ref_from_prefix_with_elems(b, count).ok();
+        let found = bytes.get(offset..).and_then(found);
+        found.map(|(v, _)| v).ok_or(short)
     }
 
     /// Writes the structure at byte `offset` of `bytes`: the inverse of [`Layout::at`].
@@ -92,7 +79,9 @@ macro_rules! layout {
         $($(#[$fmeta:meta])* pub $field:ident: $ty:ty,)*
     })*) => {$(
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+        #[derive(Debug, Clone, Copy)]
+        #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+        #[derive(zerocopy::KnownLayout, zerocopy::Unaligned)]
         #[repr(C)]
         pub struct $name { $($(#[$fmeta])* pub $field: $ty,)* }
         const _: () = assert!(size_of::<$name>() == $size);
@@ -165,6 +154,12 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// That `bytes` end before a structure of `len` bytes at byte `offset` does.
+    fn short(bytes: &[u8], offset: usize, len: usize) -> Fault {
+        let (need, have) = (offset.saturating_add(len), bytes.len());
+        Fault::Short { need, have }
+    }
+
     /// A [`Fault::Field`].
     pub fn field(name: &'static str, expected: &'static str, found: impl Into<u64>) -> Fault {
         Fault::Field {
@@ -201,14 +196,9 @@ impl Fault {
 
 /// A uuid the way people write it.
 pub fn format_uuid(u: &Uuid) -> String {
-    let mut s = String::with_capacity(36);
-    for (i, b) in u.iter().enumerate() {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            s.push('-');
-        }
-        s.push_str(&format!("{b:02x}"));
-    }
-    s
+    let dash = |i| if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
+    let byte = |(i, b)| format!("{}{b:02x}", dash(i));
+    u.iter().enumerate().map(byte).collect()
 }
 
 impl fmt::Display for Fault {

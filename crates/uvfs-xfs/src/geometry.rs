@@ -8,6 +8,8 @@
 
 use crate::error::{At, Error, Result};
 use crate::format::*;
+use std::cmp::Ordering;
+use std::ops::Range;
 
 /// Bytes of a disk sector in `daddr` units ("basic blocks").
 pub const BBSIZE: u64 = 512;
@@ -37,24 +39,18 @@ pub struct Features {
     pub meta_uuid: bool,
     /// A repair must run first.
     pub needsrepair: bool,
-    /// Atomic exchange of file ranges.
-    pub exchange_range: bool,
     /// Parent pointers.
     pub parent: bool,
     /// Names match without regard to ASCII case.
     pub ascii_ci: bool,
     /// Counters in the superblock are kept lazily.
     pub lazy_counters: bool,
-    /// Flexible attribute fork offset.
-    pub attr2: bool,
     /// 32-bit project identifiers.
     pub projid32: bool,
     /// Inode chunks are aligned to `inoalignmt` blocks.
     pub aligned_inodes: bool,
     /// Unwritten extents.
     pub unwritten: bool,
-    /// Version 2 log.
-    pub logv2: bool,
     /// Quota bit of the superblock.
     pub quota: bool,
     /// Read-only compatible feature bits that are not known here: a reader does not need to know
@@ -103,8 +99,6 @@ pub struct Geometry {
     pub logstart: u64,
     /// Blocks of the log.
     pub logblocks: u32,
-    /// Sector size of the log in bytes.
-    pub log_sector_size: u32,
     /// Log stripe unit in bytes (0 or 1: none).
     pub logsunit: u32,
     /// Root directory.
@@ -134,13 +128,10 @@ fn require(
     expected: &'static str,
     found: impl Into<u64>,
 ) -> Result<()> {
+    let fault = Fault::field(name, expected, found);
     match holds {
         true => Ok(()),
-        false => Err(Error::corrupt(
-            "superblock",
-            At::Disk(0),
-            Fault::field(name, expected, found.into()),
-        )),
+        false => Err(Error::corrupt("superblock", At::Disk(0), fault)),
     }
 }
 
@@ -148,35 +139,22 @@ fn require(
 fn sizes(sb: &Superblock) -> Result<(u32, u32, u32)> {
     let block = sb.blocksize.get();
     let good = block.is_power_of_two() && (512..=65536).contains(&block);
-    require(
-        good,
-        "sb_blocksize",
-        "a power of two from 512 to 65536",
-        block,
-    )?;
+    let expected = "a power of two from 512 to 65536";
+    require(good, "sb_blocksize", expected, block)?;
     let blocklog = block.trailing_zeros() as u8;
     let good = sb.blocklog == blocklog;
     require(good, "sb_blocklog", "log2 of sb_blocksize", sb.blocklog)?;
 
     let sector = sb.sector_size();
-    let (good, found) = (sector.is_some(), sb.sectsize.get());
-    require(
-        good,
-        "sb_sectsize",
-        "a power of two from 512 to 32768",
-        found,
-    )?;
+    let expected = "a power of two from 512 to 32768";
+    require(sector.is_some(), "sb_sectsize", expected, sb.sectsize.get())?;
     let good = 1usize.checked_shl(sb.sectlog.into()) == sector;
     require(good, "sb_sectlog", "log2 of sb_sectsize", sb.sectlog)?;
 
     let inode = u32::from(sb.inodesize.get());
     let good = inode.is_power_of_two() && (256..=2048).contains(&inode) && inode <= block;
-    require(
-        good,
-        "sb_inodesize",
-        "a power of two from 256 to 2048",
-        inode,
-    )?;
+    let expected = "a power of two from 256 to 2048";
+    require(good, "sb_inodesize", expected, inode)?;
     let inodelog = inode.trailing_zeros() as u8;
     let good = sb.inodelog == inodelog;
     require(good, "sb_inodelog", "log2 of sb_inodesize", sb.inodelog)?;
@@ -198,12 +176,8 @@ fn check_groups(sb: &Superblock, inopblog: u8) -> Result<u8> {
     require(good, "sb_agblocks", "from 64 to 2^31", agblocks)?;
     let agblklog = (32 - (agblocks - 1).leading_zeros()) as u8;
     let (good, found) = (sb.agblklog == agblklog, sb.agblklog);
-    require(
-        good,
-        "sb_agblklog",
-        "log2 of sb_agblocks, rounded up",
-        found,
-    )?;
+    let expected = "log2 of sb_agblocks, rounded up";
+    require(good, "sb_agblklog", expected, found)?;
     let good = agblklog + inopblog <= 32;
     let fit = "inode numbers that fit in 32 bits";
     require(good, "sb_agblocks", fit, agblocks)?;
@@ -212,12 +186,8 @@ fn check_groups(sb: &Superblock, inopblog: u8) -> Result<u8> {
     let most = u64::from(agcount) * u64::from(agblocks);
     let least = u64::from(agcount - 1) * u64::from(agblocks) + 64;
     let good = (least..=most).contains(&dblocks) && dblocks <= u64::MAX >> 10 >> sb.blocklog;
-    require(
-        good,
-        "sb_dblocks",
-        "as many as sb_agcount groups hold",
-        dblocks,
-    )?;
+    let expected = "as many as sb_agcount groups hold";
+    require(good, "sb_dblocks", expected, dblocks)?;
     Ok(agblklog)
 }
 
@@ -232,20 +202,12 @@ impl Geometry {
         let blocklog = block_size.trailing_zeros() as u8;
         let inodelog = inode_size.trailing_zeros() as u8;
         let agblklog = check_groups(sb, blocklog - inodelog)?;
-        let log_sector_size = match sb.logsectsize.get() {
-            0 => 512,
-            s => u32::from(s),
-        };
+        let label = sb.fname.split(|b| *b == 0).next();
         let g = Geometry {
             features,
             uuid: sb.uuid,
             meta_uuid: sb.metadata_uuid(),
-            label: sb
-                .fname
-                .split(|b| *b == 0)
-                .next()
-                .unwrap_or_default()
-                .to_vec(),
+            label: label.unwrap_or_default().to_vec(),
             block_size,
             blocklog,
             sector_size,
@@ -260,7 +222,6 @@ impl Geometry {
             dirblklog: sb.dirblklog,
             logstart: sb.logstart.get(),
             logblocks: sb.logblocks.get(),
-            log_sector_size,
             logsunit: sb.logsunit.get(),
             rootino: sb.rootino.get(),
             rbmino: sb.rbmino.get(),
@@ -275,9 +236,8 @@ impl Geometry {
         let root = g.inode(g.rootino).is_some();
         let inside = "an inode inside the file system";
         require(root, "sb_rootino", inside, g.rootino)?;
-        let log = g.logstart == 0
-            || g.fsb(g.logstart)
-                .is_some_and(|a| g.logblocks <= g.ag_blocks(a.agno) - a.agbno);
+        let fits = |a: AgBlock| g.logblocks <= g.ag_blocks(a.agno) - a.agbno;
+        let log = g.logstart == 0 || g.fsb(g.logstart).is_some_and(fits);
         let inside = "a log inside one allocation group";
         require(log, "sb_logstart", inside, g.logstart)?;
         Ok(g)
@@ -285,13 +245,11 @@ impl Geometry {
 
     /// Blocks of allocation group `agno`, 0 for one that does not exist.
     pub fn ag_blocks(&self, agno: u32) -> u32 {
-        if agno < self.agcount - 1 {
-            self.agblocks
-        } else if agno == self.agcount - 1 {
+        match agno.cmp(&(self.agcount - 1)) {
+            Ordering::Less => self.agblocks,
             // In range: the constructor has checked that dblocks ends inside the last group.
-            (self.dblocks - u64::from(agno) * u64::from(self.agblocks)) as u32
-        } else {
-            0
+            Ordering::Equal => (self.dblocks - u64::from(agno) * u64::from(self.agblocks)) as u32,
+            Ordering::Greater => 0,
         }
     }
 
@@ -302,9 +260,7 @@ impl Geometry {
 
     /// Splits a file system block number, `None` if there is no such block or a group's headers are in it.
     pub fn fsb(&self, fsbno: u64) -> Option<AgBlock> {
-        let agno = u32::try_from(fsbno >> self.agblklog)
-            .ok()
-            .filter(|a| *a < self.agcount)?;
+        let agno = u32::try_from(fsbno >> self.agblklog).ok()?;
         let agbno = (fsbno & ((1u64 << self.agblklog) - 1)) as u32;
         self.has_agb(agno, agbno).then_some(AgBlock { agno, agbno })
     }
@@ -349,16 +305,13 @@ impl Geometry {
 
     /// The first byte of an inode on the device.
     pub fn inode_byte(&self, a: InodeAddress) -> u64 {
-        let (agno, agbno) = (a.agno, a.agbno);
-        (self.daddr(AgBlock { agno, agbno }) << 9) + (u64::from(a.index) << self.inodelog)
+        (self.daddr(a.block()) << 9) + (u64::from(a.index) << self.inodelog)
     }
 
     /// Splits an inode number, `None` if there can be no such inode.
     pub fn inode(&self, ino: u64) -> Option<InodeAddress> {
         let agino_log = self.agblklog + self.inopblog;
-        let agno = u32::try_from(ino >> agino_log)
-            .ok()
-            .filter(|a| *a < self.agcount)?;
+        let agno = u32::try_from(ino >> agino_log).ok()?;
         let agino = (ino & ((1u64 << agino_log) - 1)) as u32;
         let agbno = (u64::from(agino) >> self.inopblog) as u32;
         (agbno != 0 && agbno < self.ag_blocks(agno)).then_some(InodeAddress {
@@ -367,6 +320,11 @@ impl Geometry {
             agbno,
             index: agino & ((1u32 << self.inopblog) - 1),
         })
+    }
+
+    /// Whether an inode is one of the file system's own, in no directory.
+    pub fn is_own(&self, ino: u64) -> bool {
+        ino == self.rbmino || ino == self.rsumino || self.quota_inodes.contains(&Some(ino))
     }
 
     /// The number of inode `agino` of allocation group `agno`.
@@ -384,6 +342,16 @@ impl Geometry {
             .step_by(bits as usize)
             .map(|i| holemask >> i & cluster);
         parts.all(|hole| hole == 0 || hole == cluster)
+    }
+
+    /// Whether a chunk of inodes of allocation group `agno` may begin with this one.
+    pub fn is_chunk(&self, agno: u32, startino: u32) -> bool {
+        let aligned = match self.chunk_blocks() {
+            // Several chunks in a block, or exactly one.
+            1 => startino.is_multiple_of(INODES_PER_CHUNK),
+            _ => startino & ((1 << self.inopblog) - 1) == 0,
+        };
+        aligned && (1..self.ag_blocks(agno)).contains(&(startino >> self.inopblog))
     }
 
     /// Blocks of an inode chunk (64 inodes), at least 1.
@@ -413,25 +381,43 @@ impl Geometry {
         }
     }
 
+    /// The identity of a header sector ([`AGF_SECTOR`] and its like) of an allocation group.
+    pub fn header_ident(&self, agno: u32, sector: u32) -> Ident {
+        self.ident(self.ag_header_daddr(agno, sector), Some(agno.into()))
+    }
+
     /// The hash of a directory entry's name.
     pub fn hash_name(&self, name: &[u8]) -> u32 {
-        if self.features.ascii_ci {
-            da_hashname_ci(name)
-        } else {
-            da_hashname(name)
+        match self.features.ascii_ci {
+            true => da_hashname_ci(name),
+            false => da_hashname(name),
         }
     }
 
     /// Whether two directory entries' names are the same.
     pub fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
-        if self.features.ascii_ci {
-            a.len() == b.len()
-                && a.iter()
-                    .zip(b)
-                    .all(|(a, b)| ascii_ci_lower(*a) == ascii_ci_lower(*b))
-        } else {
-            a == b
+        let lower = |c: &u8| ascii_ci_lower(*c);
+        match self.features.ascii_ci {
+            true => a.iter().map(lower).eq(b.iter().map(lower)),
+            false => a == b,
         }
+    }
+
+    /// File system blocks of a directory block.
+    pub fn dir_blocks(&self) -> u64 {
+        1 << self.dirblklog
+    }
+
+    /// The file blocks of a directory's index; the entries are before it, and the free index is behind it.
+    pub fn dir_index(&self) -> Range<u64> {
+        DIR2_LEAF_OFFSET >> self.blocklog..DIR2_FREE_OFFSET >> self.blocklog
+    }
+
+    /// The directory block of an entry, by the address in the index, and its first byte there.
+    pub fn dir_entry(&self, address: u32) -> (u64, usize) {
+        let byte = u64::from(address) * DIR2_DATA_ALIGN as u64;
+        let size = u64::from(self.dir_block_size);
+        (byte / size, (byte % size) as usize)
     }
 
     /// Bytes of the data section.
@@ -462,38 +448,38 @@ pub struct InodeAddress {
     pub index: u32,
 }
 
+impl InodeAddress {
+    /// The block that it is in.
+    pub fn block(self) -> AgBlock {
+        let InodeAddress { agno, agbno, .. } = self;
+        AgBlock { agno, agbno }
+    }
+}
+
 /// Blocks of the clusters that inodes may be read in, 1 where alignment does not promise more.
 fn cluster_blocks(sb: &Superblock, f: &Features) -> u32 {
     // mkfs and the kernel use 8 KiB for 256-byte inodes and scale it with the inode size on
     // version 5. A cluster must not straddle a chunk, or (sparse) half a chunk.
-    let bytes = if f.crc {
-        8192 * (u32::from(sb.inodesize.get()) / 256)
-    } else {
-        8192
+    let inodes = if f.crc { sb.inodesize.get() / 256 } else { 1 };
+    let want = ((8192 * u32::from(inodes)) >> sb.blocklog).max(1);
+    let align = match f.sparse {
+        true => sb.spino_align.get(),
+        false => sb.inoalignmt.get(),
     };
-    let want = (bytes >> sb.blocklog).max(1);
-    let align = if f.sparse {
-        sb.spino_align.get()
-    } else {
-        sb.inoalignmt.get()
-    };
-    if f.aligned_inodes && align != 0 && align % want == 0 {
-        want
-    } else {
-        1
+    match f.aligned_inodes && align != 0 && align % want == 0 {
+        true => want,
+        false => 1,
     }
 }
 
 fn quota_inodes(sb: &Superblock, f: &Features) -> [Option<u64>; 3] {
     let some = |i: u64| (f.quota && i != 0 && i != NULLFSINO).then_some(i);
     let (u, g) = (some(sb.uquotino.get()), some(sb.gquotino.get()));
-    if f.crc {
-        [u, g, some(sb.pquotino.get())]
-    } else if sb.qflags.get() & PQUOTA_ACCT != 0 {
+    match sb.qflags.get() & PQUOTA_ACCT {
+        _ if f.crc => [u, g, some(sb.pquotino.get())],
+        0 => [u, g, None],
         // Version 4 has one field for both; the flags say whose it is.
-        [u, None, g]
-    } else {
-        [u, g, None]
+        _ => [u, None, g],
     }
 }
 
@@ -512,13 +498,16 @@ fn features(sb: &Superblock) -> Result<Features> {
     if v & VERSION_SHARED != 0 || sb.shared_vn != 0 {
         return refuse("shared read-only XFS is".into());
     }
-    let f2 = if v & VERSION_MOREBITS != 0 {
-        sb.features2.get()
-    } else {
-        0
+    let f2 = match v & VERSION_MOREBITS {
+        0 => 0,
+        _ => sb.features2.get(),
     };
-    let crc = version == 5;
-    if !crc {
+    let common = Features {
+        ascii_ci: v & VERSION_BORG != 0,
+        quota: v & VERSION_QUOTA != 0,
+        ..Features::default()
+    };
+    if version == 4 {
         if v & VERSION_DIRV2 == 0 {
             return refuse("version 1 directories are".into());
         }
@@ -527,15 +516,11 @@ fn features(sb: &Superblock) -> Result<Features> {
         }
         return Ok(Features {
             ftype: f2 & VERSION2_FTYPE != 0,
-            ascii_ci: v & VERSION_BORG != 0,
             lazy_counters: f2 & VERSION2_LAZYSBCOUNT != 0,
-            attr2: f2 & VERSION2_ATTR2 != 0,
             projid32: f2 & VERSION2_PROJID32 != 0,
             aligned_inodes: v & VERSION_ALIGN != 0,
             unwritten: v & VERSION_EXTFLG != 0,
-            logv2: v & VERSION_LOGV2 != 0,
-            quota: v & VERSION_QUOTA != 0,
-            ..Features::default()
+            ..common
         });
     }
     let (ro, inc) = (sb.features_ro_compat.get(), sb.features_incompat.get());
@@ -549,20 +534,18 @@ fn features(sb: &Superblock) -> Result<Features> {
         | INCOMPAT_PARENT;
     let rest = inc & !readable;
     if rest != 0 {
-        let mut names: Vec<String> = Vec::new();
-        for bit in (0..32).map(|i| 1u32 << i).filter(|b| rest & b != 0) {
-            match FEATURE_NAMES
-                .iter()
-                .find(|(word, b, _)| *word == "incompat" && *b == bit)
-            {
-                Some((_, _, name)) => names.push((*name).into()),
-                None => names.push(format!("unknown incompatible bit {bit:#x}")),
-            }
-        }
+        let bits = (0..32).map(|i| 1u32 << i).filter(|b| rest & b != 0);
+        let known = |bit| UNREADABLE_NAMES.iter().find(|(b, _)| *b == bit);
+        let names: Vec<String> = bits
+            .map(|bit| match known(bit) {
+                Some((_, name)) => (*name).into(),
+                None => format!("unknown incompatible bit {bit:#x}"),
+            })
+            .collect();
         return refuse(format!("XFS with {} is", names.join(", ")));
     }
     Ok(Features {
-        crc,
+        crc: true,
         ftype: inc & INCOMPAT_FTYPE != 0,
         finobt: ro & RO_COMPAT_FINOBT != 0,
         rmapbt: ro & RO_COMPAT_RMAPBT != 0,
@@ -573,18 +556,14 @@ fn features(sb: &Superblock) -> Result<Features> {
         nrext64: inc & INCOMPAT_NREXT64 != 0,
         meta_uuid: inc & INCOMPAT_META_UUID != 0,
         needsrepair: inc & INCOMPAT_NEEDSREPAIR != 0,
-        exchange_range: inc & INCOMPAT_EXCHRANGE != 0,
         parent: inc & INCOMPAT_PARENT != 0,
-        ascii_ci: v & VERSION_BORG != 0,
         // These are part of version 5.
         lazy_counters: true,
-        attr2: true,
         projid32: true,
         aligned_inodes: true,
         unwritten: true,
-        logv2: true,
-        quota: v & VERSION_QUOTA != 0,
         unknown_ro_compat: ro & !RO_COMPAT_ALL,
         unknown_log_incompat: sb.features_log_incompat.get() & !LOG_INCOMPAT_XATTRS,
+        ..common
     })
 }

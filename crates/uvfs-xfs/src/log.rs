@@ -13,9 +13,10 @@
 //! which are written at the same time, is a write that was cut off: the log ends before it. Further
 //! back it is damage, with which the kernel refuses to mount.
 
-use crate::blocks::{Blocks, DiskExtent};
+use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// Bytes of a log block.
@@ -76,16 +77,17 @@ impl LogState {
                     true => " (where its last write was cut off)",
                     false => "",
                 };
-                Some(format!(
-                    "the log is dirty from block {tail} up to block {head}{torn}: {stale}"
-                ))
+                let range = format!("from block {tail} up to block {head}{torn}");
+                Some(format!("the log is dirty {range}: {stale}"))
             }
-            LogState::External => Some(format!(
-                "the log is on another device; if it is dirty, {stale}"
-            )),
-            LogState::Unreadable(why) => Some(format!(
-                "cannot tell whether the log is clean ({why}); if it is not, {stale}"
-            )),
+            LogState::External => {
+                let what = "the log is on another device; if it is dirty";
+                Some(format!("{what}, {stale}"))
+            }
+            LogState::Unreadable(why) => {
+                let what = format!("cannot tell whether the log is clean ({why}); if it is not");
+                Some(format!("{what}, {stale}"))
+            }
         }
     }
 }
@@ -183,16 +185,27 @@ impl<'a, B: Blocks> Log<'a, B> {
 
     /// The first block of `range` that was written in this cycle.
     fn find_cycle(&self, range: Range<u64>, cycle: u32) -> Result<Option<u64>, String> {
-        let mut bytes = vec![0; (READ_BLOCKS as usize * BLOCK) << 3];
-        let step = (bytes.len() / BLOCK) as u64;
-        for from in range.clone().step_by(step as usize) {
-            let n = step.min(range.end - from) as usize;
-            let part = &mut bytes[..n * BLOCK];
-            self.blocks
-                .read_data((self.start + from) * BLOCK as u64, part)
-                .map_err(|e| format!("reading its block {from}: {e}"))?;
-            if let Some(i) = part.chunks_exact(BLOCK).position(|b| cycle_of(b) == cycle) {
-                return Ok(Some(from + i as u64));
+        let is = |at, block: &[u8]| (cycle_of(block) == cycle).then_some(at);
+        let step = 8 * READ_BLOCKS;
+        self.find(range.start, range.end - range.start, step, is)
+    }
+
+    /// What `is` gives for the first block that it gives something for, of `count` blocks from `start` on, around the end
+    /// of the log if need be. `step` blocks are read at once.
+    fn find<T>(
+        &self,
+        start: u64,
+        count: u64,
+        step: u64,
+        is: impl Fn(u64, &[u8]) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        for done in (0..count).step_by(step as usize) {
+            let from = (start + done) % self.len;
+            let bytes = self.blocks(from, step.min(count - done))?;
+            let mut blocks = (from..).zip(bytes.chunks_exact(BLOCK));
+            let found = blocks.find_map(|(at, block)| is(at % self.len, block));
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -250,19 +263,15 @@ impl<'a, B: Blocks> Log<'a, B> {
 
     /// Reads blocks, around the end of the log if need be.
     fn blocks(&self, start: u64, count: u64) -> Result<Vec<u8>, String> {
-        let mut out = Vec::with_capacity(count as usize * BLOCK);
-        let mut done = 0;
-        while done < count {
-            let at = (start + done) % self.len;
-            let n = (count - done).min(self.len - at).min(READ_BLOCKS);
-            let e = [DiskExtent {
-                daddr: self.start + at,
-                bytes: n as u32 * BLOCK as u32,
-            }];
-            let part = self.blocks.read(&e, &uvfs_buf::Anything);
-            let part = part.map_err(|e| format!("reading its block {at}: {e}"))?;
-            out.extend_from_slice(&part);
-            done += n;
+        let mut out = vec![0; count as usize * BLOCK];
+        let before_end = count.min(self.len - start) as usize * BLOCK;
+        let (before, after) = out.split_at_mut(before_end);
+        for (at, part) in [(start, before), (0, after)] {
+            let read = match part {
+                [] => Ok(()),
+                part => (self.blocks).read_data((self.start + at) * BLOCK as u64, part),
+            };
+            read.map_err(|e| format!("reading its block {at}: {e}"))?;
         }
         Ok(out)
     }
@@ -329,26 +338,16 @@ impl<'a, B: Blocks> Log<'a, B> {
         let bytes = self.blocks(r.at, r.whole())?;
         let (heads, data) = bytes.split_at(r.heads as usize * BLOCK);
         // 32-bit machines of some architectures do not pad the header.
-        Ok([LogRecordHeader::SIZE, LogRecordHeader::SIZE - 4]
-            .into_iter()
-            .any(|size| r.checksum(size, heads, data) == r.crc))
+        let mut sizes = [LogRecordHeader::SIZE, LogRecordHeader::SIZE - 4].into_iter();
+        let heads = |size| (&heads[..size], r.further(heads));
+        Ok(sizes.any(|size| record_checksum(heads(size), data, r.bytes) == r.crc))
     }
 
     /// The first record that begins in `from..head`, around the end of the log if need be.
     fn record_from(&self, from: u64, head: u64) -> Result<Option<Record>, String> {
-        let mut at = from;
-        while at != head {
-            let end = if at < head { head } else { self.len };
-            let n = READ_BLOCKS.min(end - at);
-            let bytes = self.blocks(at, n)?;
-            for (i, block) in bytes.chunks_exact(BLOCK).enumerate() {
-                if let Some(r) = self.record(at + i as u64, block) {
-                    return Ok(Some(r));
-                }
-            }
-            at = (at + n) % self.len;
-        }
-        Ok(None)
+        let count = self.distance(from, head);
+        let is = |at, block: &[u8]| self.record(at, block);
+        self.find(from, count, READ_BLOCKS, is)
     }
 
     /// Whether a record that ends at `head` says that the file system was unmounted.
@@ -524,24 +523,13 @@ fn cycle_of(block: &[u8]) -> u32 {
     }
 }
 
-/// The checksum of a record of `bytes` bytes of data that begins with `heads` blocks of headers.
-pub(crate) fn record_checksum(record: &[u8], heads: usize, bytes: usize) -> u32 {
-    let r = Record {
-        at: 0,
-        heads: heads as u64,
-        data: 0,
-        ops: 0,
-        cycle: 0,
-        version: 2,
-        size: 0,
-        ours: true,
-        tail: Position { cycle: 0, block: 0 },
-        crc: 0,
-        bytes,
-        extended: heads > 1,
-    };
-    let (heads, data) = record.split_at(heads * BLOCK);
-    r.checksum(LogRecordHeader::SIZE, heads, data)
+/// The checksum of a record: of its header with zeros for the checksum, the `further` headers that its data needs, and
+/// `bytes` bytes of its data as it is on disk.
+pub(crate) fn record_checksum((header, further): (&[u8], &[u8]), data: &[u8], bytes: usize) -> u32 {
+    let crc = compute_crc(header, offset_of!(LogRecordHeader, crc));
+    let further = further.chunks_exact(BLOCK).map(|h| &h[..EXTENDED_HEADER]);
+    let parts = further.chain([&data[..bytes.min(data.len())]]);
+    parts.fold(crc, crc32c::crc32c_append)
 }
 
 /// A record of the log.
@@ -581,17 +569,12 @@ impl Record {
         self.version != 0 && self.version & !3 == 0 && self.bytes > 0 && fits
     }
 
-    /// The checksum of a record: of its header of `size` bytes with zeros for the checksum, the
-    /// further headers that its data needs, and its data as it is on disk.
-    fn checksum(&self, size: usize, heads: &[u8], data: &[u8]) -> u32 {
-        const AT: usize = 32;
-        let mut crc = compute_crc(&heads[..size], AT);
-        if self.extended {
-            let needed = self.bytes.div_ceil(LOG_CYCLE_DATA_SIZE);
-            for head in heads.chunks_exact(BLOCK).take(needed).skip(1) {
-                crc = crc32c::crc32c_append(crc, &head[..EXTENDED_HEADER]);
-            }
-        }
-        crc32c::crc32c_append(crc, &data[..self.bytes.min(data.len())])
+    /// The headers after the first that its data needs, of all `heads`.
+    fn further<'h>(&self, heads: &'h [u8]) -> &'h [u8] {
+        let needed = match self.extended {
+            true => self.bytes.div_ceil(LOG_CYCLE_DATA_SIZE),
+            false => 1,
+        };
+        &heads[BLOCK..heads.len().min(needed.max(1) * BLOCK)]
     }
 }

@@ -150,13 +150,14 @@ impl Overlay {
     pub fn new(base: Arc<dyn Blocks>, keep: u64) -> Overlay {
         // A sector, its box, and its place in the map.
         let room = keep / (SECTOR as u64 + 48);
+        let sectors = Sectors {
+            room,
+            ..Sectors::default()
+        };
         Overlay {
             base,
-            sectors: RwLock::new(Sectors {
-                room,
-                ..Sectors::default()
-            }),
-            remembers: AtomicBool::new(false),
+            sectors: sectors.into(),
+            remembers: false.into(),
             ahead: Mutex::default(),
         }
     }
@@ -164,13 +165,10 @@ impl Overlay {
     /// The image as it is now, without the changes that were put into a temporary file.
     pub fn snapshot(&self) -> Overlay {
         let sectors = self.sectors.read().expect("no holder panics");
-        let here = sectors
-            .map
-            .iter()
-            .filter(|(_, c)| matches!(c, Sector::Here(_)));
-        let copy = Overlay::new(self.base.clone(), u64::MAX);
-        copy.sectors.write().expect("just made").map =
-            here.map(|(at, c)| (*at, c.clone())).collect();
+        let mut copy = Overlay::new(self.base.clone(), u64::MAX);
+        let map = &mut copy.sectors.get_mut().expect("just made").map;
+        map.clone_from(&sectors.map);
+        map.retain(|_, c| matches!(c, Sector::Here(_)));
         copy
     }
 
@@ -219,9 +217,7 @@ impl Overlay {
             self.copy(offset, &mut bytes)?;
             return Ok(bytes);
         }
-        let mut bytes = vec![0; len];
-        self.read_data(offset, &mut bytes)?;
-        Ok(bytes)
+        self.bytes(offset, len)
     }
 
     /// Whether anything differs from what is on disk.
@@ -345,10 +341,8 @@ impl Stream for OverlayStream<'_> {
         if !has_part {
             return self.stream.start(offset, len);
         }
-        let mut bytes = vec![0; len];
-        let read = self.overlay.read_data(offset, &mut bytes);
-        let block = read.map(|()| Block::new(bytes));
-        self.here.push_back((offset, block));
+        let read = self.overlay.bytes(offset, len);
+        self.here.push_back((offset, read.map(Block::new)));
         true
     }
 

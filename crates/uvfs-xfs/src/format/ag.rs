@@ -1,7 +1,5 @@
 //! The headers of an allocation group: AGF, AGI and AGFL.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be32, Be64, Btree, Le32, Uuid};
 
 /// Magic number of the AGF, "XAGF".

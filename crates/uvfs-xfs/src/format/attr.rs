@@ -1,7 +1,5 @@
 //! Extended attributes, remote values and symbolic links.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Le32, Uuid};
 
 /// Attribute flag: the value is in the leaf.
@@ -113,14 +111,6 @@ pub struct RemoteHeader: 56 {
     pub blkno: Be64,
     /// Log sequence number of the last write.
     pub lsn: Be64,
-}
-
-/// Value of a parent pointer attribute (`xfs_parent_rec`); its name is the entry's name.
-pub struct ParentRecord: 12 {
-    /// The parent's inode.
-    pub ino: Be64,
-    /// The parent's generation.
-    pub r#gen: Be32,
 }
 }
 

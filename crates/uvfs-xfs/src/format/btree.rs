@@ -1,7 +1,5 @@
 //! Blocks of B-trees, and the records and keys of each kind of tree.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Layout, Le32, Uuid};
 
 /// The B-trees of XFS.
@@ -301,10 +299,9 @@ impl InobtRecord {
     /// The chunk; `sparse` is whether the file system has sparse inodes.
     pub fn unpack(&self, sparse: bool) -> InodeChunk {
         let c = self.counts.get();
-        let (holemask, count, freecount) = if sparse {
-            ((c >> 16) as u16, c >> 8 & 0xff, c & 0xff)
-        } else {
-            (0, INODES_PER_CHUNK, c)
+        let (holemask, count, freecount) = match sparse {
+            true => ((c >> 16) as u16, c >> 8 & 0xff, c & 0xff),
+            false => (0, INODES_PER_CHUNK, c),
         };
         InodeChunk {
             startino: self.startino.get(),
@@ -325,10 +322,6 @@ pub const RMAP_OFF_UNWRITTEN: u64 = 1 << 61;
 /// The offset proper.
 pub const RMAP_OFF_MASK: u64 = (1 << 54) - 1;
 
-/// Reverse mapping owner: none.
-pub const RMAP_OWN_NULL: u64 = -1i64 as u64;
-/// Reverse mapping owner: unknown.
-pub const RMAP_OWN_UNKNOWN: u64 = -2i64 as u64;
 /// Reverse mapping owner: allocation group headers.
 pub const RMAP_OWN_FS: u64 = -3i64 as u64;
 /// Reverse mapping owner: the log.

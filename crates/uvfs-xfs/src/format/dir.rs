@@ -1,8 +1,7 @@
 //! Directory blocks, directory/attribute ("da") trees, and the hash of names.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Layout, Le32, Uuid};
+use zerocopy::TryFromBytes;
 
 /// Magic number of a single-block directory, "XD2B".
 pub const DIR2_BLOCK_MAGIC: u32 = 0x5844_3242;
@@ -212,10 +211,9 @@ pub struct Dir2SfEntry: 3 {
 
 /// Bytes of the head of a directory data block.
 pub fn dir_data_header_len(crc: bool) -> usize {
-    if crc {
-        Dir3DataHeader::SIZE
-    } else {
-        Dir2DataHeader::SIZE
+    match crc {
+        true => Dir3DataHeader::SIZE,
+        false => Dir2DataHeader::SIZE,
     }
 }
 
@@ -230,7 +228,7 @@ pub fn dir_entry_len(namelen: usize, ftype: bool) -> usize {
 }
 
 /// File types in directory entries, as `XFS_DIR3_FT_*`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, TryFromBytes)]
 #[repr(u8)]
 pub enum FileType {
     /// Not recorded.
@@ -265,18 +263,7 @@ impl FileType {
 
     /// From a directory entry; `None` for values that the format does not know.
     pub fn from_ftype(v: u8) -> Option<FileType> {
-        Some(match v {
-            0 => FileType::Unknown,
-            1 => FileType::Regular,
-            2 => FileType::Directory,
-            3 => FileType::CharDevice,
-            4 => FileType::BlockDevice,
-            5 => FileType::Fifo,
-            6 => FileType::Socket,
-            7 => FileType::Symlink,
-            8 => FileType::Whiteout,
-            _ => return None,
-        })
+        FileType::try_read_from_bytes(&[v]).ok()
     }
 
     /// From an inode's mode; [`FileType::Unknown`] for a type that no file has.

@@ -1,7 +1,5 @@
 //! Inodes on disk, their flags and timestamps (`xfs_dinode`).
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Le32, Uuid};
 
 /// Magic number of an inode, "IN".
@@ -102,15 +100,9 @@ pub const FORMAT_LOCAL: u8 = 1;
 pub const FORMAT_EXTENTS: u8 = 2;
 /// Fork format: B-tree of extents, rooted inside the inode.
 pub const FORMAT_BTREE: u8 = 3;
-/// Fork format: unused.
-pub const FORMAT_UUID: u8 = 4;
-/// Fork format: metadata B-tree of a realtime group.
-pub const FORMAT_META_BTREE: u8 = 5;
 
 /// Data is in the realtime section.
 pub const DIFLAG_REALTIME: u16 = 1;
-/// Space was preallocated.
-pub const DIFLAG_PREALLOC: u16 = 1 << 1;
 /// Realtime bitmap of the new kind.
 pub const DIFLAG_NEWRTBM: u16 = 1 << 2;
 /// Immutable.
@@ -133,10 +125,6 @@ pub const DIFLAG_NOSYMLINKS: u16 = 1 << 10;
 pub const DIFLAG_EXTSIZE: u16 = 1 << 11;
 /// New files inherit the extent size hint.
 pub const DIFLAG_EXTSZINHERIT: u16 = 1 << 12;
-/// Not to be defragmented.
-pub const DIFLAG_NODEFRAG: u16 = 1 << 13;
-/// File streams allocator.
-pub const DIFLAG_FILESTREAM: u16 = 1 << 14;
 
 /// Direct access.
 pub const DIFLAG2_DAX: u64 = 1;
@@ -148,8 +136,6 @@ pub const DIFLAG2_COWEXTSIZE: u64 = 1 << 2;
 pub const DIFLAG2_BIGTIME: u64 = 1 << 3;
 /// Extent counts are the wide ones.
 pub const DIFLAG2_NREXT64: u64 = 1 << 4;
-/// A metadata file.
-pub const DIFLAG2_METADATA: u64 = 1 << 5;
 
 impl Dinode {
     /// The numbers of extents of the data and the attribute fork.

@@ -1,7 +1,5 @@
 //! Quota records (`xfs_dqblk`).
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Le32, Uuid};
 
 /// Magic number of a quota record, "DQ".

@@ -1,9 +1,8 @@
 //! The superblock, and its feature bits and flags (`xfs_dsb`).
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::{Be16, Be32, Be64, Le32, SB_CRC_OFFSET, Uuid, store_crc};
 use std::mem::offset_of;
+use zerocopy::IntoBytes;
 
 /// Magic number of the superblock, "XFSB".
 pub const SB_MAGIC: u32 = 0x5846_5342;
@@ -175,6 +174,15 @@ impl Superblock {
         self.fdblocks.set(counts.fdblocks);
     }
 
+    /// The quota inodes, with the names of the fields.
+    pub fn quota_inodes(&self) -> [(&'static str, u64); 3] {
+        [
+            ("sb_uquotino", self.uquotino.get()),
+            ("sb_gquotino", self.gquotino.get()),
+            ("sb_pquotino", self.pquotino.get()),
+        ]
+    }
+
     /// The sector of `size` bytes that holds this superblock of version 5, with its checksum.
     pub fn sector(&self, size: usize) -> Vec<u8> {
         // Fields that this file system's features do not have are zeros.
@@ -220,8 +228,6 @@ pub const VERSION_MOREBITS: u16 = 0x8000;
 pub const VERSION2_LAZYSBCOUNT: u32 = 0x0002;
 /// Attribute fork sits at a flexible offset.
 pub const VERSION2_ATTR2: u32 = 0x0008;
-/// Reserved for an older design of parent pointers.
-pub const VERSION2_PARENT: u32 = 0x0010;
 /// 32-bit project identifiers.
 pub const VERSION2_PROJID32: u32 = 0x0080;
 /// Checksums (set on version 5).
@@ -267,31 +273,14 @@ pub const INCOMPAT_ZONE_GAPS: u32 = 1 << 10;
 /// Logged extended attributes.
 pub const LOG_INCOMPAT_XATTRS: u32 = 1;
 
-/// Every feature bit by name, for messages: (word, bit, name). The word is `"ro_compat"` or
-/// `"incompat"`.
-pub const FEATURE_NAMES: &[(&str, u32, &str)] = &[
-    ("ro_compat", RO_COMPAT_FINOBT, "finobt"),
-    ("ro_compat", RO_COMPAT_RMAPBT, "rmapbt"),
-    ("ro_compat", RO_COMPAT_REFLINK, "reflink"),
-    ("ro_compat", RO_COMPAT_INOBTCNT, "inobtcount"),
-    ("incompat", INCOMPAT_FTYPE, "ftype"),
-    ("incompat", INCOMPAT_SPINODES, "sparse inodes"),
-    ("incompat", INCOMPAT_META_UUID, "meta_uuid"),
-    ("incompat", INCOMPAT_BIGTIME, "bigtime"),
-    ("incompat", INCOMPAT_NEEDSREPAIR, "needsrepair"),
-    ("incompat", INCOMPAT_NREXT64, "nrext64"),
-    ("incompat", INCOMPAT_EXCHRANGE, "exchange-range"),
-    ("incompat", INCOMPAT_PARENT, "parent pointers"),
-    ("incompat", INCOMPAT_METADIR, "metadir"),
-    ("incompat", INCOMPAT_ZONED, "zoned"),
-    ("incompat", INCOMPAT_ZONE_GAPS, "zone gaps"),
+/// The names of incompatible features that cannot be read, for messages.
+pub const UNREADABLE_NAMES: [(u32, &str); 3] = [
+    (INCOMPAT_METADIR, "metadir"),
+    (INCOMPAT_ZONED, "zoned"),
+    (INCOMPAT_ZONE_GAPS, "zone gaps"),
 ];
 
-/// User quota is accounted (bits of [`Superblock::qflags`]).
-pub const UQUOTA_ACCT: u16 = 0x0001;
-/// Group quota is accounted.
-pub const GQUOTA_ACCT: u16 = 0x0040;
-/// Project quota is accounted.
+/// Project quota is accounted (bits of [`Superblock::qflags`]).
 pub const PQUOTA_ACCT: u16 = 0x0008;
 /// State of group or project quota on version 4, which version 5 never has.
 pub const OQUOTA_FLAGS: u16 = 0x0030;

@@ -1,22 +1,6 @@
 //! The checks that a block must pass before its contents mean anything.
 
-use zerocopy::IntoBytes;
-
-use super::ag::{AGF_MAGIC, AGFL_MAGIC, AGI_MAGIC, Agf, Agfl, Agi};
-use super::attr::{AttrLeafCounts, AttrLeafEntry, RemoteHeader, attr_leaf_header_len};
-use super::btree::{BTREE_MAXLEVELS, Btree, BtreeLong, BtreeLongCrc, BtreeShort, BtreeShortCrc};
-use super::dir::{
-    ATTR_LEAF_MAGIC, ATTR3_LEAF_MAGIC, DA_NODE_MAGIC, DA_NODE_MAXDEPTH, DA3_NODE_MAGIC,
-    DIR2_BLOCK_MAGIC, DIR2_DATA_MAGIC, DIR2_FREE_MAGIC, DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC,
-    DIR3_BLOCK_MAGIC, DIR3_DATA_MAGIC, DIR3_FREE_MAGIC, DIR3_LEAF1_MAGIC, DIR3_LEAFN_MAGIC,
-    Da3BlockInfo, DaBlockInfo, DaNodeCounts, DaNodeEntry, Dir2BlockTail, Dir2DataFree,
-    Dir2DataHeader, Dir2FreeCounts, Dir2LeafCounts, Dir2LeafEntry, Dir3BlockHeader, Dir3DataHeader,
-    da_header_len,
-};
-use super::inode::{DINODE_MAGIC, Dinode, DinodeV2};
-use super::quota::{DQUOT_MAGIC, Dquot};
-use super::superblock::{INCOMPAT_META_UUID, SB_MAGIC, Superblock, VERSION_NUMBITS};
-use super::{Be16, Be32, Fault, Layout, Le32, Uuid};
+use super::*;
 
 /// The identity that a metadata block must have in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,25 +26,13 @@ impl Ident {
     }
 
     fn check_uuid(&self, found: &Uuid) -> Result<(), Fault> {
-        if *found == self.uuid {
-            Ok(())
-        } else {
-            Err(Fault::Uuid {
-                expected: self.uuid,
-                found: *found,
-            })
-        }
+        let fault = |expected, found| Fault::Uuid { expected, found };
+        same(self.uuid, *found, fault)
     }
 
     fn check_blkno(&self, found: u64) -> Result<(), Fault> {
-        if found == self.daddr {
-            Ok(())
-        } else {
-            Err(Fault::BlockNumber {
-                expected: self.daddr,
-                found,
-            })
-        }
+        let fault = |expected, found| Fault::BlockNumber { expected, found };
+        same(self.daddr, found, fault)
     }
 
     fn check_owner(&self, found: u64) -> Result<(), Fault> {
@@ -71,12 +43,17 @@ impl Ident {
     }
 }
 
-fn check_magic(expected: u32, found: u32) -> Result<(), Fault> {
-    if expected == found {
-        Ok(())
-    } else {
-        Err(Fault::Magic { expected, found })
+/// Compares what a field should be with what it is.
+fn same<T: PartialEq>(expected: T, found: T, fault: fn(T, T) -> Fault) -> Result<(), Fault> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(fault(expected, found)),
     }
+}
+
+fn check_magic(expected: u32, found: u32) -> Result<(), Fault> {
+    let fault = |expected, found| Fault::Magic { expected, found };
+    same(expected, found, fault)
 }
 
 /// The CRC32c of `bytes` with the four bytes at `crc_offset` taken as zero.
@@ -92,12 +69,8 @@ pub fn compute_crc(bytes: &[u8], crc_offset: usize) -> u32 {
 /// Compares the checksum stored at `crc_offset` with the one that `bytes` have.
 pub fn check_crc(bytes: &[u8], crc_offset: usize) -> Result<(), Fault> {
     let found = Le32::at(bytes, crc_offset)?.get();
-    let expected = compute_crc(bytes, crc_offset);
-    if expected == found {
-        Ok(())
-    } else {
-        Err(Fault::Crc { expected, found })
-    }
+    let fault = |expected, found| Fault::Crc { expected, found };
+    same(compute_crc(bytes, crc_offset), found, fault)
 }
 
 /// Stores the checksum of `bytes` at `crc_offset`; for programs that damage or make images.
@@ -169,10 +142,9 @@ impl Superblock {
 
     /// The uuid that metadata carries.
     pub fn metadata_uuid(&self) -> Uuid {
-        if self.is_v5() && self.features_incompat.get() & INCOMPAT_META_UUID != 0 {
-            self.meta_uuid
-        } else {
-            self.uuid
+        match self.is_v5() && self.features_incompat.get() & INCOMPAT_META_UUID != 0 {
+            true => self.meta_uuid,
+            false => self.uuid,
         }
     }
 }
@@ -228,7 +200,8 @@ pub fn check_btree_short<'a>(
         ident.check_blkno(c.blkno.get())?;
         ident.check_owner(u64::from(c.owner.get()))?;
     }
-    check_btree_counts(block, tree, ident.crc, h.level.get(), h.numrecs.get())?;
+    let most = |level| tree.max_records(block.len(), ident.crc, level);
+    check_btree_counts(h.level.get(), h.numrecs.get(), most)?;
     Ok(h)
 }
 
@@ -244,36 +217,19 @@ pub fn check_btree_long<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a BtreeL
         ident.check_blkno(c.blkno.get())?;
         ident.check_owner(c.owner.get())?;
     }
-    check_btree_counts(
-        block,
-        Btree::Bmap,
-        ident.crc,
-        h.level.get(),
-        h.numrecs.get(),
-    )?;
+    let most = |level| Btree::Bmap.max_records(block.len(), ident.crc, level);
+    check_btree_counts(h.level.get(), h.numrecs.get(), most)?;
     Ok(h)
 }
 
-fn check_btree_counts(
-    block: &[u8],
-    tree: Btree,
-    crc: bool,
-    level: u16,
-    numrecs: u16,
-) -> Result<(), Fault> {
+fn check_btree_counts(level: u16, n: u16, most: impl Fn(u16) -> usize) -> Result<(), Fault> {
     if level >= BTREE_MAXLEVELS {
-        return Err(Fault::field(
-            "bb_level",
-            "fewer levels than any tree has",
-            level,
-        ));
+        let expected = "fewer levels than any tree has";
+        return Err(Fault::field("bb_level", expected, level));
     }
-    if usize::from(numrecs) > tree.max_records(block.len(), crc, level) {
-        return Err(Fault::field(
-            "bb_numrecs",
-            "as many records as fit in the block",
-            numrecs,
-        ));
+    if usize::from(n) > most(level) {
+        let expected = "as many records as fit in the block";
+        return Err(Fault::field("bb_numrecs", expected, n));
     }
     Ok(())
 }
@@ -366,16 +322,14 @@ pub fn check_dir_free<'a>(
 /// for a number that does not belong to this version.
 pub fn da_block_kind(block: &[u8], crc: bool) -> Option<u16> {
     let m = DaBlockInfo::at(block, 0).ok()?.magic.get();
-    let pairs = [
+    let mut pairs = [
         (DIR2_LEAF1_MAGIC, DIR3_LEAF1_MAGIC),
         (DIR2_LEAFN_MAGIC, DIR3_LEAFN_MAGIC),
         (DA_NODE_MAGIC, DA3_NODE_MAGIC),
         (ATTR_LEAF_MAGIC, ATTR3_LEAF_MAGIC),
-    ];
-    pairs
-        .iter()
-        .find(|(v4, v5)| m == if crc { *v5 } else { *v4 })
-        .map(|(v4, _)| *v4)
+    ]
+    .into_iter();
+    pairs.find_map(|(v4, v5)| (m == if crc { v5 } else { v4 }).then_some(v4))
 }
 
 /// Checks what all leaf and node blocks share (checksum, uuid, block number, owner) and gives the
@@ -394,10 +348,9 @@ pub fn check_da_info<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a DaBlockIn
 }
 
 fn da_counts_offset(crc: bool) -> usize {
-    if crc {
-        Da3BlockInfo::SIZE
-    } else {
-        DaBlockInfo::SIZE
+    match crc {
+        true => Da3BlockInfo::SIZE,
+        false => DaBlockInfo::SIZE,
     }
 }
 
@@ -499,20 +452,14 @@ pub fn check_remote<'a>(
     ident.check_uuid(&h.uuid)?;
     ident.check_blkno(h.blkno.get())?;
     ident.check_owner(h.owner.get())?;
-    if h.offset.get() != offset {
-        return Err(Fault::field(
-            "offset",
-            "where the previous block ends",
-            h.offset.get(),
-        ));
+    let (found, bytes) = (h.offset.get(), h.bytes.get());
+    if found != offset {
+        let expected = "where the previous block ends";
+        return Err(Fault::field("offset", expected, found));
     }
-    block[RemoteHeader::SIZE..]
-        .get(..h.bytes.get() as usize)
-        .ok_or(Fault::field(
-            "bytes",
-            "as many bytes as fit in the block",
-            h.bytes.get(),
-        ))
+    let part = block[RemoteHeader::SIZE..].get(..bytes as usize);
+    let expected = "as many bytes as fit in the block";
+    part.ok_or(Fault::field("bytes", expected, bytes))
 }
 
 /// Checks a quota record: magic and version and, on version 5, checksum and uuid.
@@ -523,7 +470,7 @@ pub fn check_dquot<'a>(record: &'a [u8], ident: &Ident) -> Result<&'a Dquot, Fau
         return Err(Fault::field("d_version", "1", d.version));
     }
     if ident.crc {
-        ident.check_crc(d.as_bytes(), DQUOT_CRC_OFFSET)?;
+        ident.check_crc(&record[..Dquot::SIZE], DQUOT_CRC_OFFSET)?;
         ident.check_uuid(&d.uuid)?;
     }
     Ok(d)

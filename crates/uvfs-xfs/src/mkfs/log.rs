@@ -71,7 +71,9 @@ pub(crate) fn of_cycle(g: &Geometry, cycle: u32, unit: usize) -> Vec<u8> {
         pad: Be32::new(0),
     }
     .put(&mut bytes, 0);
-    let crc = crate::log::record_checksum(&bytes, heads, data);
+    let (header, further) = bytes[..first].split_at(LogRecordHeader::SIZE);
+    let header = (header, &further[BLOCK - LogRecordHeader::SIZE..]);
+    let crc = crate::log::record_checksum(header, &bytes[first..], data);
     Le32::new(crc).put(&mut bytes, 32);
     bytes
 }
