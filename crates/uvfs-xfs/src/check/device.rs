@@ -1,6 +1,6 @@
 //! Reading a device through one of the I/O engines.
 
-use crate::blocks::{Block, Blocks, Stream};
+use crate::blocks::{Block, Blocks, Stream, pread};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,9 +29,9 @@ impl DeviceBlocks {
             device,
             kind,
             arena: Arena::new(1 << 30)?,
-            streams: Mutex::new(Vec::new()),
-            reads: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            streams: Mutex::default(),
+            reads: AtomicU64::default(),
+            bytes: AtomicU64::default(),
         };
         // An engine of this kind may be refused, and `best` then tries the next.
         blocks.open(None)?;
@@ -60,10 +60,8 @@ impl DeviceBlocks {
 
     /// Reads so far, and their bytes.
     pub fn stats(&self) -> (u64, u64) {
-        (
-            self.reads.load(Ordering::Relaxed),
-            self.bytes.load(Ordering::Relaxed),
-        )
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        (count(&self.reads), count(&self.bytes))
     }
 
     fn open(&self, memory: Option<Arena>) -> io::Result<Arc<dyn Engine>> {
@@ -98,17 +96,7 @@ impl DeviceBlocks {
 
     /// Reads into `buf` what there is from byte `at` on, and gives how much that is.
     fn pread(&self, at: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
-        while done < buf.len() {
-            match rustix::io::pread(&*self.device, &mut buf[done..], at + done as u64) {
-                Ok(0) => break,
-                // Direct I/O goes on where a file ended, at no multiple of its unit.
-                Err(rustix::io::Errno::INVAL) if done > 0 => break,
-                Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
+        let done = pread(&*self.device, at, buf)?;
         self.count(done);
         Ok(done)
     }
@@ -123,10 +111,8 @@ impl Blocks for DeviceBlocks {
         if buf.is_empty() {
             return Ok(());
         }
-        if offset
-            .checked_add(buf.len() as u64)
-            .is_none_or(|end| end > self.size())
-        {
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.size()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let g = self.device.geometry();

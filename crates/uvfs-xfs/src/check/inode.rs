@@ -9,7 +9,7 @@ use super::reader::Reader;
 use super::runs::read_run;
 use super::{attr, dir, quota};
 use crate::format::*;
-use crate::read::inode::{Fork, Inode, flags_fit};
+use crate::read::inode::{FLAGS2, Fork, Inode, SPECIAL_FLAGS, unfit_flags};
 use fork::ForkWalk;
 pub(crate) use scan::scan;
 
@@ -25,29 +25,19 @@ fn place(ino: u64) -> Place {
 }
 
 pub(crate) fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
-    let ident = ctx.g.ident(0, Some(ino));
-    match check_dinode(raw, &ident) {
-        Err(f) => ctx.report.bad(place(ino), f),
-        Ok(d) => {
-            ctx.lsn(place(ino), raw, 112);
-            if d.mode.get() != 0 {
-                ctx.report.differ(
-                    place(ino),
-                    "free in the inobt, but di_mode",
-                    0,
-                    format!("{:#o}", d.mode.get()),
-                );
-            }
-            if d.next_unlinked.get() != NULLAGINO {
-                let found = d.next_unlinked.get();
-                ctx.report.differ(
-                    place(ino),
-                    "di_next_unlinked of a free inode",
-                    "none",
-                    found,
-                );
-            }
-        }
+    let (place, report) = (place(ino), ctx.report);
+    let checked = check_dinode(raw, &ctx.g.ident(0, Some(ino)));
+    let Some(d) = report.sound(place, checked) else {
+        return;
+    };
+    ctx.lsn(place, raw, 112);
+    if d.mode.get() != 0 {
+        let found = format!("{:#o}", d.mode.get());
+        report.differ(place, "free in the inobt, but di_mode", 0, found);
+    }
+    let next = d.next_unlinked.get();
+    if next != NULLAGINO {
+        report.differ(place, "di_next_unlinked of a free inode", "none", next);
     }
 }
 
@@ -60,25 +50,18 @@ pub(crate) fn used_inode(
     out: &mut Gathered,
 ) -> (u32, u32) {
     let (g, report) = (ctx.g, ctx.report);
-    let inode = match Inode::parse(ino, raw, g) {
-        Ok(i) => i,
-        Err(crate::Error::Corrupt { fault, .. }) => {
-            report.incomplete();
-            report.bad(place(ino), fault);
-            return (KIND_BAD, 0);
-        }
-        Err(_) => {
+    let parsed = Inode::parse(ino, raw, g);
+    let (Ok(inode), Ok(d)) = (&parsed, DinodeV2::at(raw, 0)) else {
+        report.incomplete();
+        match parsed {
+            Err(crate::Error::Corrupt { fault, .. }) => report.bad(place(ino), fault),
             // The other inode that parse refuses is one without a mode.
-            report.incomplete();
-            report.bad(place(ino), "in use in the inobt, but di_mode is 0");
-            return (KIND_BAD, 0);
+            _ => report.bad(place(ino), "in use in the inobt, but di_mode is 0"),
         }
-    };
-    let Ok(d) = DinodeV2::at(raw, 0) else {
         return (KIND_BAD, 0);
     };
     ctx.lsn(place(ino), raw, 112);
-    core(ctx, &inode, d, raw);
+    core(ctx, inode, d, raw);
     let kind = inode.file_type();
     let special = g.quota_inodes.contains(&Some(ino));
     let mut total = 0;
@@ -89,7 +72,7 @@ pub(crate) fn used_inode(
         let keep = fork == Fork::Attr || kind != FileType::Regular || special;
         let mut walk = ForkWalk {
             ctx,
-            inode: &inode,
+            inode,
             fork,
             kind,
             next: 0,
@@ -101,10 +84,7 @@ pub(crate) fn used_inode(
         };
         walk.run(rd, format);
         total += walk.blocks;
-        let want = match fork {
-            Fork::Data => inode.nextents,
-            Fork::Attr => inode.anextents,
-        };
+        let want = inode.extents(fork);
         let (whole, extents) = (walk.whole, walk.keep.take().unwrap_or_default());
         let has_extents = matches!(format, FORMAT_EXTENTS | FORMAT_BTREE);
         let found = if has_extents { walk.records } else { 0 };
@@ -123,11 +103,11 @@ pub(crate) fn used_inode(
             }
         }
         match (fork, kind) {
-            (Fork::Data, FileType::Directory) => dir::check(ctx, rd, &inode, &extents, out),
-            (Fork::Data, FileType::Symlink) => symlink(ctx, rd, &inode, &extents),
-            (Fork::Data, _) if special => quota::records(ctx, rd, &inode, &extents),
+            (Fork::Data, FileType::Directory) => dir::check(ctx, rd, inode, &extents, out),
+            (Fork::Data, FileType::Symlink) => symlink(ctx, rd, inode, &extents),
+            (Fork::Data, _) if special => quota::records(ctx, rd, inode, &extents),
             (Fork::Data, _) => {}
-            (Fork::Attr, _) => attr::check(ctx, rd, &inode, &extents),
+            (Fork::Attr, _) => attr::check(ctx, rd, inode, &extents),
         }
         if total == u64::MAX {
             break;
@@ -141,7 +121,7 @@ pub(crate) fn used_inode(
         && ino != g.rbmino
         && ino != g.rsumino
     {
-        u.lock().expect("no holder panics").add(&inode, ctx.undo);
+        u.lock().expect("no holder panics").add(inode, ctx.undo);
     }
     (kind as u32, inode.nlink)
 }
@@ -159,11 +139,8 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         report.differ(place, "di_flags", "no unknown bits", hex(i.flags.into()));
     }
     let realtime = flag(DIFLAG_REALTIME);
-    let (fits, fits2) = flags_fit(g, i.ino, kind, realtime);
-    let unfit = fits
-        .into_iter()
-        .filter(|(bit, _, fits)| flag(*bit) && !fits);
-    for (_, name, _) in unfit {
+    let (unfit, unfit2) = unfit_flags(g, i.ino, kind, realtime);
+    for (_, name) in SPECIAL_FLAGS.iter().filter(|f| flag(f.0 & unfit)) {
         report.bad(place, format!("di_flags: {name} does not fit this inode"));
     }
     let hint = d.extsize.get();
@@ -176,18 +153,15 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     if next != NULLAGINO && ctx.fact(i.ino).is_some_and(|f| !f.unlinked) {
         report.differ(place, "di_next_unlinked", "none", next);
     }
-    if !f.projid32 && d.version != 1 && d.projid_hi.get() != 0 {
-        report.differ(place, "di_projid_hi", 0, d.projid_hi.get());
+    if !f.projid32 && d.version != 1 {
+        report.same(place, "di_projid_hi", 0, d.projid_hi.get());
     }
     // The link count of version 1.
-    if d.version > 1 && d.onlink.get() != 0 {
-        report.differ(place, "di_onlink", 0, d.onlink.get());
+    if d.version > 1 {
+        report.same(place, "di_onlink", 0, d.onlink.get());
     }
     if dir && d.format != FORMAT_LOCAL && i.size <= i.fork_bytes(Fork::Data).len() as u64 {
         report.differ(place, "di_format of a directory that fits", 1, d.format);
-    }
-    if d.version == 1 && f.crc {
-        report.differ(place, "di_version", 3, d.version);
     }
     if d.format == FORMAT_DEV && d.forkoff > 1 {
         report.differ(place, "di_forkoff of a special file", "0 or 1", d.forkoff);
@@ -198,30 +172,27 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         }
         report.same(place, "di_anextents", 0, i.anextents);
     }
-    if kind.is_special() && i.size != 0 {
-        report.differ(place, "di_size of a special file", 0, i.size);
+    if kind.is_special() {
+        report.same(place, "di_size of a special file", 0, i.size);
     }
-    let v3 = if f.crc { Dinode::at(raw, 0).ok() } else { None };
-    let bigtime = i.flags2 & DIFLAG2_BIGTIME != 0;
-    if !bigtime {
-        let mut times = vec![
-            ("di_atime", d.atime),
-            ("di_mtime", d.mtime),
-            ("di_ctime", d.ctime),
+    if i.flags2 & DIFLAG2_BIGTIME == 0 {
+        let times = [
+            ("di_atime", Some(i.atime)),
+            ("di_mtime", Some(i.mtime)),
+            ("di_ctime", Some(i.ctime)),
+            ("di_crtime", i.crtime),
         ];
-        times.extend(v3.map(|v| ("di_crtime", v.crtime)));
         for (name, t) in times {
-            let nsec = t.get() as u32;
+            let nsec = t.map_or(0, |t| t.nsec);
             if nsec >= 1_000_000_000 {
                 report.differ(place, format!("{name}: nanoseconds"), "below 10^9", nsec);
             }
         }
     }
-    if let Some(v3) = v3 {
-        let unfit = fits2
-            .into_iter()
-            .filter(|(bit, _, fits)| i.flags2 & bit != 0 && !fits);
-        for (_, name, _) in unfit {
+    if let Ok(v3) = Dinode::at(raw, 0)
+        && f.crc
+    {
+        for (_, name) in FLAGS2.iter().filter(|f| i.flags2 & f.0 & unfit2 != 0) {
             report.bad(place, format!("di_flags2: {name} does not fit this inode"));
         }
         core_v3(ctx, i, d, v3);
@@ -232,8 +203,7 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
 fn core_v3(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, v3: &Dinode) {
     let (g, report) = (ctx.g, ctx.report);
     let place = place(i.ino);
-    let known =
-        DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
+    let known = FLAGS2.iter().fold(0, |all, f| all | f.0);
     if i.flags2 & !known != 0 {
         let found = format!("{:#x}", i.flags2);
         report.differ(place, "di_flags2", "no unknown bits", found);
@@ -244,11 +214,9 @@ fn core_v3(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, v3: &Dinode) {
         let expected = if has_cow { "a size" } else { "0" };
         report.differ(place, "di_cowextsize", expected, cow);
     }
-    if i.flags2 & DIFLAG2_NREXT64 != 0 && d.anextents.get() != 0 {
-        report.differ(place, "di_nrext64_pad", 0, d.anextents.get());
-    }
-    if i.flags2 & DIFLAG2_NREXT64 == 0 && d.big_nextents.get() != 0 {
-        report.differ(place, "di_v3_pad", 0, d.big_nextents.get());
+    match i.flags2 & DIFLAG2_NREXT64 {
+        0 => report.same(place, "di_v3_pad", 0, d.big_nextents.get()),
+        _ => report.same(place, "di_nrext64_pad", 0, d.anextents.get()),
     }
 }
 

@@ -409,7 +409,7 @@ fn write<'a>(
         let file = Meta {
             mode: 0o100_000,
             atime: Time::default(),
-            ..directory(now)
+            ..Meta::directory(now)
         };
         inode_without_contents(l, meta, ino, &file, 1, flags, ForkData::empty())?;
     }
@@ -420,7 +420,7 @@ fn write<'a>(
             let mut bytes = vec![0, 0];
             bytes.extend_from_slice(&(g.rootino as u32).to_be_bytes());
             let data = ForkData::local(FORMAT_LOCAL, bytes);
-            inode_without_contents(l, meta, g.rootino, &directory(now), 2, 0, data)?;
+            inode_without_contents(l, meta, g.rootino, &Meta::directory(now), 2, 0, data)?;
             (1, false)
         }
         Some(root) => pool.run(Some(output), || {
@@ -501,22 +501,6 @@ fn inode_without_contents(
         attr: ForkData::empty(),
     };
     meta.inode(ino, true, |b| inode::put(&l.g, &new, b))
-}
-
-/// The root directory of an empty file system.
-fn directory(now: Time) -> Meta {
-    Meta {
-        mode: 0o040_755,
-        uid: 0,
-        gid: 0,
-        size: 0,
-        rdev: (0, 0),
-        atime: now,
-        mtime: now,
-        ctime: now,
-        crtime: now,
-        flags: 0,
-    }
 }
 
 fn now() -> Time {

@@ -1,6 +1,6 @@
 //! Reading through the buffer cache.
 
-use crate::blocks::{Block, Blocks, DiskExtent, Stream};
+use crate::blocks::{Block, Blocks, DiskExtent, Stream, pread_exact};
 use crate::read::wait;
 use rustix::fs::Advice;
 use smallvec::SmallVec;
@@ -50,27 +50,22 @@ impl CachedBlocks {
         let unit = (u64::from(self.target.geometry().block) / SECTOR).max(1);
         let start = daddr / unit * unit;
         let end = (daddr + bytes.div_ceil(SECTOR)).next_multiple_of(unit);
-        (
-            Extent {
-                daddr: start,
-                len: (end - start) as u32,
-            },
-            ((daddr - start) * SECTOR) as usize,
-        )
+        let extent = Extent {
+            daddr: start,
+            len: (end - start) as u32,
+        };
+        (extent, ((daddr - start) * SECTOR) as usize)
     }
 
-    fn widen_all(&self, extents: &[DiskExtent]) -> SmallVec<[Extent; 1]> {
-        extents
-            .iter()
-            .map(|e| self.widen(e.daddr, e.bytes.into()).0)
-            .collect()
-    }
-
-    fn is_exact(&self, extents: &[DiskExtent], wide: &[Extent]) -> bool {
-        extents
-            .iter()
-            .zip(wide)
-            .all(|(e, w)| e.daddr == w.daddr && u64::from(e.bytes) == u64::from(w.len) * SECTOR)
+    /// `extents` widened, and whether they were as wide before.
+    fn widen_all(&self, extents: &[DiskExtent]) -> (SmallVec<[Extent; 1]>, bool) {
+        let wide = |e: &DiskExtent| self.widen(e.daddr, e.bytes.into()).0;
+        let wide: SmallVec<[Extent; 1]> = extents.iter().map(wide).collect();
+        let same = |(e, w): (&DiskExtent, &Extent)| {
+            e.daddr == w.daddr && u64::from(e.bytes) == u64::from(w.len) * SECTOR
+        };
+        let exact = extents.iter().zip(&wide).all(same);
+        (wide, exact)
     }
 }
 
@@ -88,8 +83,7 @@ impl Blocks for CachedBlocks {
     }
 
     fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
-        let wide: SmallVec<[Extent; 1]> = self.widen_all(extents);
-        let exact = self.is_exact(extents, &wide);
+        let (wide, exact) = self.widen_all(extents);
         let here = || match exact {
             true => self.target.contains(&wide),
             false => wide.iter().all(|w| self.target.contains(&[*w])),
@@ -124,17 +118,7 @@ impl Blocks for CachedBlocks {
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if !self.device.is_direct() {
-            let mut done = 0;
-            while done < buf.len() {
-                let at = offset + done as u64;
-                match rustix::io::pread(&*self.device, &mut buf[done..], at) {
-                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(n) => done += n,
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(e) => return Err(e.into()),
-                }
-            }
-            return Ok(());
+            return pread_exact(&*self.device, offset, buf);
         }
         const { assert!(DATA_SECTORS < MAX_SECTORS) };
         let mut done = 0;
@@ -153,22 +137,21 @@ impl Blocks for CachedBlocks {
     }
 
     fn readahead(&self, extents: &[DiskExtent]) {
-        let wide = self.widen_all(extents);
+        let (wide, exact) = self.widen_all(extents);
+        let target = &self.target;
         if self.advise {
             for e in &wide {
                 let len = NonZeroU64::new(u64::from(e.len) * SECTOR);
-                if len.is_some() && !self.target.contains(&[*e]) {
+                if len.is_some() && !target.contains(&[*e]) {
                     // A hint: what it cannot do is done when the block is read.
                     let at = e.daddr * SECTOR;
                     let _ = rustix::fs::fadvise(&*self.device, at, len, Advice::WillNeed);
                 }
             }
-        } else if self.is_exact(extents, &wide) {
-            self.target
-                .readahead([&wide[..]], &Anything, Prefetch::Exact);
+        } else if exact {
+            target.readahead([&wide[..]], &Anything, Prefetch::Exact);
         } else {
-            self.target
-                .readahead(wide.chunks(1), &Anything, Prefetch::Exact);
+            target.readahead(wide.chunks(1), &Anything, Prefetch::Exact);
         }
     }
 

@@ -4,11 +4,12 @@
 //! in one block), leaf (data blocks and one index block), node (data blocks and an index tree).
 //! The magic numbers of its blocks tell the last three apart.
 
+use super::da::{DaTree, MAX_EQUAL_BLOCKS};
 use crate::blocks::Block;
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::read::inode::{Fork, Inode};
+use crate::read::inode::{Fork, ForkRange, Inode};
 use crate::read::verifier;
 use crate::read::volume::Volume;
 use crate::walk::dir::{
@@ -16,15 +17,10 @@ use crate::walk::dir::{
 };
 use smallvec::SmallVec;
 
-/// Neighbouring index blocks that may hold nothing but one hash before it counts as a loop.
-/// Collisions beyond this (hundreds of thousands of names with one hash) are refused.
-const MAX_EQUAL_BLOCKS: u32 = 4096;
-
 /// Directory blocks that a listing reads ahead.
 const READAHEAD_BLOCKS: usize = 16;
 
 const LEAF: &str = "directory leaf block";
-const NODE: &str = "directory node block";
 const DATA: &str = "directory data block";
 
 impl Volume {
@@ -48,9 +44,7 @@ impl Volume {
             return found.ok_or(Error::NotFound("entry"));
         }
         let hash = g.hash_name(name);
-        let first = self
-            .dir_data_block(dir, 0)?
-            .ok_or_else(|| hole(dir, DATA, 0))?;
+        let first = self.dir_data_block(dir, 0)?;
         if is_single(&first, g.features.crc) {
             let (_, index) = dir_block_entries(&first).map_err(|f| dir.fault(DATA, f))?;
             let found = self.find(dir, index, hash, name, Some(&first))?;
@@ -63,43 +57,27 @@ impl Volume {
     fn lookup_tree(&self, dir: &Inode, name: &[u8], hash: u32) -> Result<u64> {
         let g = self.geometry();
         let crc = g.features.crc;
-        let bad = |what, f| dir.fault(what, f);
-        let mut number = (DIR2_LEAF_OFFSET >> g.blocklog) as u32;
-        let mut descent = Descent::default();
-        let mut block = self.dir_index_block(dir, number)?;
-        // Down to the leaf: the level falls by one at each step.
-        while da_block_kind(&block, crc) == Some(DA_NODE_MAGIC) {
-            let (counts, entries) = da_node_entries(&block, crc).map_err(|f| bad(NODE, f))?;
-            let level = counts.level.get();
-            descent.node(level).map_err(|f| bad(NODE, f))?;
-            let i = entries.partition_point(|e| e.hashval.get() < hash);
-            let Some(e) = entries.get(i) else {
-                return Err(Error::NotFound("entry"));
-            };
-            number = e.before.get();
-            block = self.dir_index_block(dir, number)?;
-        }
-        descent.leaf().map_err(|f| bad(NODE, f))?;
+        let tree = DaTree {
+            volume: self,
+            inode: dir,
+            fork: Fork::Data,
+        };
+        let root = g.dir_index().start as u32;
+        let mut leaf = tree.descend(root, Some(hash))?;
         // Along the leaves, for as long as they hold this hash.
-        for _ in 0..MAX_EQUAL_BLOCKS {
-            let (_, index) = dir_leaf_entries(&block, crc).map_err(|f| bad(LEAF, f))?;
+        for _ in 0..=MAX_EQUAL_BLOCKS {
+            let block = leaf.ok_or(Error::NotFound("entry"))?;
+            let (_, index) = dir_leaf_entries(&block, crc).map_err(|f| dir.fault(LEAF, f))?;
             if let Some(ino) = self.find(dir, index, hash, name, None)? {
                 return Ok(ino);
             }
-            let forw = DaBlockInfo::at(&block, 0)
-                .map_err(|f| bad(LEAF, f))?
-                .forw
-                .get();
             let past = index.last().is_some_and(|e| e.hashval.get() > hash);
-            if past || forw == 0 || da_block_kind(&block, crc) == Some(DIR2_LEAF1_MAGIC) {
-                return Err(Error::NotFound("entry"));
-            }
-            block = self.dir_index_block(dir, forw)?;
-            if da_block_kind(&block, crc) != Some(DIR2_LEAFN_MAGIC) {
-                return Err(bad(LEAF, Fault::field("forw", "the next leaf", forw)));
-            }
+            leaf = match past || da_block_kind(&block, crc) == Some(DIR2_LEAF1_MAGIC) {
+                true => None,
+                false => tree.next(&block, DIR2_LEAFN_MAGIC)?,
+            };
         }
-        Err(bad(LEAF, Fault::field("forw", "leaves that end", number)))
+        Err(dir.wrong(LEAF, "forw", "leaves that end", root))
     }
 
     /// The inode of the entry `name` among those that an index has for `hash`. The entries are in the directory's
@@ -118,24 +96,15 @@ impl Volume {
             if dataptr == DIR2_NULL_DATAPTR {
                 continue;
             }
-            let address = u64::from(dataptr) * DIR2_DATA_ALIGN as u64;
-            let size = u64::from(g.dir_block_size);
-            let (db, offset) = (address / size, (address % size) as usize);
-            let fault = || {
-                dir.fault(
-                    LEAF,
-                    Fault::field("address", "an entry in a data block", dataptr),
-                )
-            };
+            let (db, offset) = g.dir_entry(dataptr);
+            let fault = || dir.wrong(LEAF, "address", "an entry in a data block", dataptr);
             let header = dir_data_header_len(g.features.crc);
             if offset < header || (only.is_some() && db != 0) {
                 return Err(fault());
             }
             let block = match only {
                 Some(block) => block.clone(),
-                None => self
-                    .dir_data_block(dir, db)?
-                    .ok_or_else(|| hole(dir, DATA, db))?,
+                None => self.dir_data_block(dir, db)?,
             };
             let bad = |f| dir.fault(DATA, f);
             let end = data_end(&block, g.features.crc).map_err(bad)?;
@@ -164,7 +133,7 @@ impl Volume {
             return for_each_shortform(dir, g, &mut |e| e.next <= start || visit(e));
         }
         let dir_log = g.dir_block_size.trailing_zeros();
-        let per_block = 1u64 << g.dirblklog;
+        let per_block = g.dir_blocks();
         // Positions are below 2^32; beyond that there is nothing.
         let mut db = (start.min(1 << 32) * DIR2_DATA_ALIGN as u64) >> dir_log;
         let limit = DIR2_LEAF_OFFSET >> dir_log;
@@ -173,30 +142,21 @@ impl Volume {
             // all over the disk, so that many are read ahead at once.
             let begins = db.is_multiple_of(READAHEAD_BLOCKS as u64 / 2);
             let mut there: SmallVec<[u64; READAHEAD_BLOCKS]> = SmallVec::new();
-            self.map(
-                dir,
-                Fork::Data,
-                db * per_block,
-                limit * per_block,
-                &mut |e| {
-                    let last = (e.startoff + u64::from(e.blockcount) - 1) / per_block;
-                    let first = (e.startoff / per_block).max(there.last().map_or(db, |l| l + 1));
-                    there.extend((first..=last).take(READAHEAD_BLOCKS - there.len()));
-                    Ok(begins && there.len() < READAHEAD_BLOCKS)
-                },
-            )?;
+            let (from, to) = (db * per_block, limit * per_block);
+            self.map(dir, Fork::Data, from, to, &mut |e| {
+                let last = (e.startoff + u64::from(e.blockcount) - 1) / per_block;
+                let first = (e.startoff / per_block).max(there.last().map_or(db, |l| l + 1));
+                there.extend((first..=last).take(READAHEAD_BLOCKS - there.len()));
+                Ok(begins && there.len() < READAHEAD_BLOCKS)
+            })?;
             let Some(next) = there.first() else { break };
             db = *next;
             for db in there.iter().skip(1).filter(|_| begins) {
-                let start = db * per_block;
-                let e = self.fork_extents(DATA, dir, Fork::Data, start, per_block as u32)?;
-                if let Some(e) = e {
+                if let Some(e) = self.fork_extents(DATA, dir, dir_range(g, *db))? {
                     self.blocks().readahead(&e);
                 }
             }
-            let block = self
-                .dir_data_block(dir, db)?
-                .ok_or_else(|| hole(dir, DATA, db))?;
+            let block = self.dir_data_block(dir, db)?;
             let end = data_end(&block, g.features.crc).map_err(|f| dir.fault(DATA, f))?;
             for record in records(&block, end, db, g) {
                 let record = record.map_err(|f| dir.fault(DATA, f))?;
@@ -212,77 +172,26 @@ impl Volume {
         Ok(())
     }
 
-    /// Reads directory block `db` (counted in directory blocks); `None` if it is a hole.
-    fn dir_data_block(&self, dir: &Inode, db: u64) -> Result<Option<Block>> {
-        let per_block = 1u32 << self.geometry().dirblklog;
-        let start = db * u64::from(per_block);
-        let kind = verifier::DIR_DATA;
-        self.read_fork_block(
-            DATA,
-            dir,
-            Fork::Data,
-            start,
-            per_block,
-            kind,
-            &|b, ident| check_dir_data(b, db == 0 && is_single(b, ident.crc), ident).map(|_| ()),
-        )
-    }
-
-    /// Reads a leaf or node block, `number` counted in file system blocks.
-    fn dir_index_block(&self, dir: &Inode, number: u32) -> Result<Block> {
-        let g = self.geometry();
-        let start = u64::from(number);
-        let range = DIR2_LEAF_OFFSET >> g.blocklog..DIR2_FREE_OFFSET >> g.blocklog;
-        if !range.contains(&start) {
-            let expected = "a block of the directory's index";
-            return Err(dir.fault(NODE, Fault::field("before", expected, number)));
-        }
-        let what = "directory index block";
-        let block = self.read_fork_block(
-            what,
-            dir,
-            Fork::Data,
-            start,
-            1 << g.dirblklog,
-            verifier::DA,
-            &|b, ident| {
-                match da_block_kind(b, ident.crc) {
-                    Some(DIR2_LEAF1_MAGIC | DIR2_LEAFN_MAGIC | DA_NODE_MAGIC) => {}
-                    _ => {
-                        let found = DaBlockInfo::at(b, 0)?.magic.get();
-                        let expected = if ident.crc {
-                            DIR3_LEAFN_MAGIC
-                        } else {
-                            DIR2_LEAFN_MAGIC
-                        };
-                        return Err(Fault::Magic {
-                            expected: expected.into(),
-                            found: found.into(),
-                        });
-                    }
-                }
-                check_da_info(b, ident).map(|_| ())
-            },
-        )?;
-        let block = block.ok_or_else(|| hole(dir, what, start))?;
-        // A cache may have verified this block as something else.
-        match da_block_kind(&block, g.features.crc) {
-            Some(DIR2_LEAF1_MAGIC | DIR2_LEAFN_MAGIC | DA_NODE_MAGIC) => Ok(block),
-            _ => Err(dir.fault(what, Fault::field("magic", "a leaf or node", start))),
-        }
+    /// Reads directory block `db` (counted in directory blocks).
+    fn dir_data_block(&self, dir: &Inode, db: u64) -> Result<Block> {
+        let single = |b: &[u8], crc| db == 0 && is_single(b, crc);
+        let check = |b: &[u8], i: &Ident| check_dir_data(b, single(b, i.crc), i).map(|_| ());
+        let range = dir_range(self.geometry(), db);
+        let block = self.read_fork_block(DATA, dir, range, verifier::DIR_DATA, &check)?;
+        block.ok_or_else(|| dir.wrong(DATA, "mapping", "a block, not a hole", db))
     }
 }
 
-fn hole(dir: &Inode, what: &'static str, block: u64) -> Error {
-    dir.fault(what, Fault::field("mapping", "a block, not a hole", block))
+/// The file blocks of directory block `db`.
+fn dir_range(g: &Geometry, db: u64) -> ForkRange {
+    (Fork::Data, db * g.dir_blocks(), g.dir_blocks() as u32)
 }
 
 /// The entries of a hash-ordered index that have `hash`.
 fn equal_run(index: &[Dir2LeafEntry], hash: u32) -> impl Iterator<Item = &Dir2LeafEntry> {
     let first = index.partition_point(|e| e.hashval.get() < hash);
-    index[first..]
-        .iter()
-        .take_while(move |e| e.hashval.get() == hash)
+    let rest = index[first..].iter();
+    rest.take_while(move |e| e.hashval.get() == hash)
 }
 
 /// Visits the entries of a short-form directory, "." and ".." first, until `visit` gives `false`.
@@ -301,23 +210,22 @@ fn for_each_shortform(
     let next = |offset: usize| (offset / DIR2_DATA_ALIGN) as u64 + 1;
     let dot = dir_data_header_len(g.features.crc);
     let dotdot = dot + dir_entry_len(1, g.features.ftype);
-    let file_type = if g.features.ftype {
-        FileType::Directory
-    } else {
-        FileType::Unknown
+    let file_type = match g.features.ftype {
+        true => FileType::Directory,
+        false => FileType::Unknown,
     };
-    if !visit(DirEntry {
-        ino: dir.ino,
-        name: b".",
-        file_type,
-        next: next(dot),
-    }) || !visit(DirEntry {
-        ino: parent,
-        name: b"..",
-        file_type,
-        next: next(dotdot),
-    }) {
-        return Ok(());
+    let dots = [(dir.ino, &b"."[..], dot), (parent, &b".."[..], dotdot)];
+    for (ino, name, offset) in dots {
+        let next = next(offset);
+        let entry = DirEntry {
+            ino,
+            name,
+            file_type,
+            next,
+        };
+        if !visit(entry) {
+            return Ok(());
+        }
     }
     let mut least = dotdot + dir_entry_len(2, g.features.ftype);
     for e in entries.take(h.count.into()) {

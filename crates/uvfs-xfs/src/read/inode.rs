@@ -10,6 +10,9 @@ pub use data::DataRun;
 /// Checks a metadata block of a fork against what it must say about itself.
 pub(crate) type VerifyIdent<'a> = &'a dyn Fn(&[u8], &Ident) -> Result<(), Fault>;
 
+/// Blocks of a fork: the first, and how many.
+pub(crate) type ForkRange = (Fork, u64, u32);
+
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time {
@@ -33,6 +36,14 @@ impl Fork {
         match self {
             Fork::Data => "data fork",
             Fork::Attr => "attribute fork",
+        }
+    }
+
+    /// The flag of its blocks in the reverse mapping tree.
+    pub(crate) fn rmap_flag(self) -> u64 {
+        match self {
+            Fork::Data => 0,
+            Fork::Attr => RMAP_OFF_ATTR_FORK,
         }
     }
 
@@ -138,10 +149,9 @@ impl Inode {
     pub fn parse(ino: u64, raw: &[u8], g: &Geometry) -> Result<Inode> {
         let bad = |fault| Error::corrupt("inode", At::Inode(ino), fault);
         let d = check_dinode(raw, &g.ident(0, Some(ino))).map_err(bad)?;
-        let v3 = if d.version == 3 {
-            Some(Dinode::at(raw, 0).map_err(bad)?)
-        } else {
-            None
+        let v3 = match d.version {
+            3 => Some(Dinode::at(raw, 0).map_err(bad)?),
+            _ => None,
         };
         let mode = d.mode.get();
         if mode == 0 {
@@ -154,31 +164,29 @@ impl Inode {
         let flags2 = v3.map_or(0, |v| v.flags2.get());
         let old = (d.nextents.get().into(), d.anextents.get().into());
         let (nextents, anextents) = v3.map_or(old, |v| v.extent_counts());
-        let data_at = if v3.is_some() {
-            DINODE_V3_SIZE
-        } else {
-            DINODE_V2_SIZE
-        };
+        let data_at = v3.map_or(DINODE_V2_SIZE, |_| DINODE_V3_SIZE);
         let attr_at = match d.forkoff {
             0 => raw.len(),
             f => data_at + usize::from(f) * 8,
         };
         if attr_at > raw.len() || (d.forkoff != 0 && attr_at == raw.len()) {
-            return Err(bad(Fault::field(
-                "di_forkoff",
-                "inside the inode",
-                d.forkoff,
-            )));
+            let fault = Fault::field("di_forkoff", "inside the inode", d.forkoff);
+            return Err(bad(fault));
         }
         check_data_fork(d, size, nextents, attr_at - data_at).map_err(bad)?;
         if d.forkoff != 0 {
             check_attr_fork(d, anextents, raw.len() - attr_at).map_err(bad)?;
         }
-        let rdev = if d.format == FORMAT_DEV {
-            let dev = Be32::at(&raw[..attr_at], data_at).map_err(bad)?.get();
-            (dev >> 18 & 0x3fff, dev & 0x3_ffff)
-        } else {
-            (0, 0)
+        let dev = match d.format {
+            FORMAT_DEV => Be32::at(&raw[..attr_at], data_at).map_err(bad)?.get(),
+            _ => 0,
+        };
+        let (nlink, projid) = match d.version {
+            1 => (d.onlink.get().into(), 0),
+            _ => {
+                let high = u32::from(d.projid_hi.get()) << 16;
+                (d.nlink.get(), high | u32::from(d.projid_lo.get()))
+            }
         };
         let time = |raw: Be64| {
             let (sec, nsec) = timestamp(raw.get(), flags2 & DIFLAG2_BIGTIME != 0);
@@ -187,18 +195,10 @@ impl Inode {
         Ok(Inode {
             ino,
             mode,
-            nlink: if d.version == 1 {
-                d.onlink.get().into()
-            } else {
-                d.nlink.get()
-            },
+            nlink,
             uid: d.uid.get(),
             gid: d.gid.get(),
-            projid: if d.version == 1 {
-                0
-            } else {
-                u32::from(d.projid_hi.get()) << 16 | u32::from(d.projid_lo.get())
-            },
+            projid,
             size,
             nblocks: d.nblocks.get(),
             atime: time(d.atime),
@@ -208,7 +208,7 @@ impl Inode {
             generation: d.r#gen.get(),
             flags: d.flags.get(),
             flags2,
-            rdev,
+            rdev: (dev >> 18 & 0x3fff, dev & 0x3_ffff),
             nextents,
             anextents,
             format: d.format,
@@ -245,6 +245,20 @@ impl Inode {
         }
     }
 
+    /// How many extents a fork has.
+    pub(crate) fn extents(&self, fork: Fork) -> u64 {
+        match fork {
+            Fork::Data => self.nextents,
+            Fork::Attr => self.anextents,
+        }
+    }
+
+    /// The extents of a fork that are in the inode: [`Inode::parse`] has checked that they fit.
+    pub(crate) fn records(&self, fork: Fork) -> &[ExtentRecord] {
+        let records = ExtentRecord::slice_at(self.fork_bytes(fork), 0, self.extents(fork) as usize);
+        records.unwrap_or_default()
+    }
+
     /// The contents of a local data fork.
     pub(crate) fn local_data(&self) -> &[u8] {
         // Inode::parse has checked that the size fits.
@@ -254,36 +268,56 @@ impl Inode {
     pub(crate) fn fault(&self, what: &'static str, fault: Fault) -> Error {
         Error::corrupt(what, At::Inode(self.ino), fault)
     }
+
+    /// The error of a field whose value is not what it should be.
+    pub(crate) fn wrong(
+        &self,
+        what: &'static str,
+        field: &'static str,
+        expected: &'static str,
+        found: impl Into<u64>,
+    ) -> Error {
+        self.fault(what, Fault::field(field, expected, found))
+    }
 }
 
-/// A flag of inodes: its bit, its name, and whether an inode may have it.
-pub(crate) type FlagFits<T> = (T, &'static str, bool);
+/// The flags of `di_flags` that not every inode may have, and their names.
+pub(crate) const SPECIAL_FLAGS: [(u16, &str); 7] = [
+    (DIFLAG_REALTIME, "realtime"),
+    (DIFLAG_NEWRTBM, "newrtbm"),
+    (DIFLAG_RTINHERIT, "rtinherit"),
+    (DIFLAG_PROJINHERIT, "projinherit"),
+    (DIFLAG_NOSYMLINKS, "nosymlinks"),
+    (DIFLAG_EXTSZINHERIT, "extszinherit"),
+    (DIFLAG_EXTSIZE, "extsize"),
+];
 
-/// The flags that not every inode may have, of `di_flags` and of `di_flags2`.
-pub(crate) fn flags_fit(
-    g: &Geometry,
-    ino: u64,
-    kind: FileType,
-    realtime: bool,
-) -> ([FlagFits<u16>; 7], [FlagFits<u64>; 5]) {
+/// The flags of `di_flags2`, and their names.
+pub(crate) const FLAGS2: [(u64, &str); 5] = [
+    (DIFLAG2_DAX, "dax"),
+    (DIFLAG2_REFLINK, "reflink"),
+    (DIFLAG2_COWEXTSIZE, "cowextsize"),
+    (DIFLAG2_BIGTIME, "bigtime"),
+    (DIFLAG2_NREXT64, "nrext64"),
+];
+
+/// The flags that an inode may not have, of [`SPECIAL_FLAGS`] and of [`FLAGS2`].
+pub(crate) fn unfit_flags(g: &Geometry, ino: u64, kind: FileType, realtime: bool) -> (u16, u64) {
+    const OF_DIRECTORIES: u16 =
+        DIFLAG_RTINHERIT | DIFLAG_PROJINHERIT | DIFLAG_NOSYMLINKS | DIFLAG_EXTSZINHERIT;
     let f = &g.features;
     let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
     let shares = f.reflink && !realtime;
-    let flags = [
-        (DIFLAG_REALTIME, "realtime", regular && g.rblocks != 0),
-        (DIFLAG_NEWRTBM, "newrtbm", ino == g.rbmino),
-        (DIFLAG_RTINHERIT, "rtinherit", dir),
-        (DIFLAG_PROJINHERIT, "projinherit", dir),
-        (DIFLAG_NOSYMLINKS, "nosymlinks", dir),
-        (DIFLAG_EXTSZINHERIT, "extszinherit", dir),
-        (DIFLAG_EXTSIZE, "extsize", regular),
-    ];
-    let flags2 = [
-        (DIFLAG2_DAX, "dax", regular || dir),
-        (DIFLAG2_REFLINK, "reflink", shares && regular),
-        (DIFLAG2_COWEXTSIZE, "cowextsize", shares && (regular || dir)),
-        (DIFLAG2_BIGTIME, "bigtime", f.bigtime),
-        (DIFLAG2_NREXT64, "nrext64", f.nrext64),
-    ];
+    let unless = |fits: bool, flag: u16| if fits { 0 } else { flag };
+    let unless2 = |fits: bool, flag: u64| if fits { 0 } else { flag };
+    let flags = unless(regular && g.rblocks != 0, DIFLAG_REALTIME)
+        | unless(ino == g.rbmino, DIFLAG_NEWRTBM)
+        | unless(dir, OF_DIRECTORIES)
+        | unless(regular, DIFLAG_EXTSIZE);
+    let flags2 = unless2(regular || dir, DIFLAG2_DAX)
+        | unless2(shares && regular, DIFLAG2_REFLINK)
+        | unless2(shares && (regular || dir), DIFLAG2_COWEXTSIZE)
+        | unless2(f.bigtime, DIFLAG2_BIGTIME)
+        | unless2(f.nrext64, DIFLAG2_NREXT64);
     (flags, flags2)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod attr;
 mod cached;
+mod da;
 pub(crate) mod dir;
 pub mod fs;
 pub(crate) mod inode;

@@ -51,11 +51,9 @@ impl Volume {
             ));
         }
         if geometry.features.needsrepair {
-            warnings.push(
-                "the file system is marked as needing repair: expect contradictions until \
-                 xfs_repair has run"
-                    .into(),
-            );
+            let what = "the file system is marked as needing repair";
+            let text = format!("{what}: expect contradictions until xfs_repair has run");
+            warnings.push(text);
         }
         let log = log::survey(&blocks, &geometry).0;
         warnings.extend(log.warning());
@@ -120,28 +118,18 @@ impl Volume {
     pub fn inode(&self, ino: u64) -> Result<Inode> {
         let g = &self.geometry;
         let a = g.inode(ino).ok_or(Error::NotFound("inode"))?;
-        let extent = self.cluster(AgBlock {
-            agno: a.agno,
-            agbno: a.agbno,
-        });
-        let first = extent.1;
-        let read = self.read_block(&[extent.0], &Anything);
-        let block = read.map_err(|e| io_error(&[extent.0], e))?;
+        let (extent, first) = self.cluster(a.block());
+        let read = self.read_block(&[extent], &Anything);
+        let block = read.map_err(|e| io_error(&[extent], e))?;
         let at = ((a.agbno - first) << g.blocklog) as usize + (a.index << g.inodelog) as usize;
-        let raw = block
-            .get(at..at + g.inode_size as usize)
-            .ok_or(Error::NotFound("inode"))?;
-        Inode::parse(ino, raw, g)
+        let raw = block.get(at..at + g.inode_size as usize);
+        Inode::parse(ino, raw.ok_or(Error::NotFound("inode"))?, g)
     }
 
     /// Says that an inode will be read soon.
     pub fn readahead_inode(&self, ino: u64) {
         if let Some(a) = self.geometry.inode(ino) {
-            let e = self.cluster(AgBlock {
-                agno: a.agno,
-                agbno: a.agbno,
-            });
-            self.blocks.readahead(&[e.0]);
+            self.blocks.readahead(&[self.cluster(a.block()).0]);
         }
     }
 
@@ -151,17 +139,12 @@ impl Volume {
         let start = g.cluster_start(b.agbno);
         // A cluster cannot lie across the end of an allocation group.
         let count = g.cluster_blocks.min(g.ag_blocks(b.agno) - start);
-        let daddr = g.daddr(AgBlock {
-            agno: b.agno,
-            agbno: start,
-        });
-        (
-            DiskExtent {
-                daddr,
-                bytes: count << g.blocklog,
-            },
-            start,
-        )
+        let first = AgBlock { agbno: start, ..b };
+        let extent = DiskExtent {
+            daddr: g.daddr(first),
+            bytes: count << g.blocklog,
+        };
+        (extent, start)
     }
 
     /// The root directory.
@@ -225,10 +208,9 @@ pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superb
         let expected = "a power of two from 512 to 32768";
         return Err(bad(Fault::field("sb_sectsize", expected, found)));
     };
-    let sector = if sector_size == 512 {
-        first
-    } else {
-        read(sector_size as u32)?
+    let sector = match sector_size {
+        512 => first,
+        size => read(size as u32)?,
     };
     let sb = *check_superblock(&sector).map_err(bad)?;
     let geometry = Geometry::new(&sb)?;
@@ -236,10 +218,9 @@ pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superb
 }
 
 fn space(sb: &Superblock, g: &Geometry) -> Space {
-    let log = if g.logstart != 0 {
-        u64::from(g.logblocks)
-    } else {
-        0
+    let log = match g.logstart {
+        0 => 0,
+        _ => u64::from(g.logblocks),
     };
     let free = sb.fdblocks.get().min(g.dblocks);
     let (icount, ifree) = (sb.icount.get(), sb.ifree.get());

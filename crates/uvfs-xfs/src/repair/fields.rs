@@ -5,7 +5,7 @@ use super::fork;
 use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::read::inode::{Fork, Inode, flags_fit};
+use crate::read::inode::{FLAGS2, Fork, Inode, unfit_flags};
 
 /// The fate of an inode.
 pub(crate) enum Core {
@@ -92,9 +92,8 @@ fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
 }
 
 fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
-    let (fits, fits2) = flags_fit(g, ino, kind, false);
-    let unfit = fits.iter().filter(|(_, _, fits)| !fits);
-    let mut flags = unfit.fold(d.v2.flags.get() & 0x7fff, |flags, (bit, ..)| flags & !bit);
+    let (unfit, unfit2) = unfit_flags(g, ino, kind, false);
+    let mut flags = d.v2.flags.get() & 0x7fff & !unfit;
     let hint = d.v2.extsize.get();
     let has = flags & (DIFLAG_EXTSIZE | DIFLAG_EXTSZINHERIT) != 0;
     if !has || hint == 0 || hint > g.agblocks / 2 {
@@ -102,8 +101,8 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
         d.v2.extsize.set(0);
     }
     d.v2.flags.set(flags);
-    let fit = fits2.iter().filter(|(_, _, fits)| *fits);
-    let mut flags2 = d.flags2.get() & fit.fold(0, |all, (bit, ..)| all | bit);
+    let known = FLAGS2.iter().fold(0, |all, f| all | f.0);
+    let mut flags2 = d.flags2.get() & known & !unfit2;
     let cow = d.cowextsize.get();
     if flags2 & DIFLAG2_COWEXTSIZE == 0 || cow == 0 || cow > g.agblocks / 2 {
         flags2 &= !DIFLAG2_COWEXTSIZE;

@@ -41,13 +41,7 @@ impl ForkWalk<'_, '_> {
         let root = self.inode.fork_bytes(self.fork);
         match format {
             FORMAT_EXTENTS => {
-                let n = match self.fork {
-                    Fork::Data => self.inode.nextents,
-                    Fork::Attr => self.inode.anextents,
-                };
-                // Inode::parse has checked that they fit.
-                let recs = ExtentRecord::slice_at(root, 0, n as usize).unwrap_or_default();
-                for r in recs {
+                for r in self.inode.records(self.fork) {
                     self.extent(r.unpack());
                 }
             }
@@ -58,74 +52,51 @@ impl ForkWalk<'_, '_> {
 
     fn extent(&mut self, e: Extent) {
         let ctx = self.ctx;
-        let (g, report) = (ctx.g, ctx.report);
+        let (g, report, place) = (ctx.g, ctx.report, self.place());
         let n = self.records;
         self.records += 1;
         let len = u64::from(e.blockcount);
         if e.startoff < self.next {
-            report.differ(
-                self.place(),
-                format!("extent {n} out of order: br_startoff"),
-                format!("at least {}", self.next),
-                e.startoff,
-            );
+            let field = format!("extent {n} out of order: br_startoff");
+            let expected = format!("at least {}", self.next);
+            report.differ(place, field, expected, e.startoff);
             self.whole = false;
         }
         // The greatest file offset is 2^63 - 1.
         if e.startoff + len > 1 << (63 - g.blocklog) {
-            report.differ(
-                self.place(),
-                format!("extent {n}: br_startoff"),
-                "an offset that a file can have",
-                e.startoff,
-            );
+            let field = format!("extent {n}: br_startoff");
+            report.differ(place, field, "an offset that a file can have", e.startoff);
             self.whole = false;
         }
         self.next = self.next.max(e.startoff + len);
         self.blocks += len;
         if self.realtime {
             if e.startblock >= g.rblocks || len > g.rblocks - e.startblock || len == 0 {
-                report.differ(
-                    self.place(),
-                    format!("extent {n}: br_startblock"),
-                    "a run of blocks of the realtime section",
-                    e.startblock,
-                );
+                let field = format!("extent {n}: br_startblock");
+                let expected = "a run of blocks of the realtime section";
+                report.differ(place, field, expected, e.startblock);
             }
             return;
         }
         let Some(a) = g.fsb_run(e.startblock, e.blockcount) else {
             self.whole = false;
-            report.differ(
-                self.place(),
-                format!("extent {n}: br_startblock, br_blockcount"),
-                "a run of blocks inside an allocation group",
-                format!("{}, {}", e.startblock, e.blockcount),
-            );
-            return;
+            let field = format!("extent {n}: br_startblock, br_blockcount");
+            let found = format!("{}, {}", e.startblock, e.blockcount);
+            let expected = "a run of blocks inside an allocation group";
+            return report.differ(place, field, expected, found);
         };
         let data = self.fork == Fork::Data && self.kind == FileType::Regular;
         if e.unwritten && (!data || !g.features.unwritten) {
-            report.bad(self.place(), format!("extent {n} is unwritten"));
+            report.bad(place, format!("extent {n} is unwritten"));
         }
-        let place = self.place();
         let reflink = self.inode.flags2 & DIFLAG2_REFLINK != 0;
         let new = if data { Use::Data } else { Use::Meta };
-        ctx.claim(
-            place,
-            a.agno,
-            a.agbno,
-            e.blockcount,
-            new,
-            data && g.features.reflink,
-        );
-        let mut flags = 0;
-        if self.fork == Fork::Attr {
-            flags |= RMAP_OFF_ATTR_FORK;
-        }
-        if e.unwritten {
-            flags |= RMAP_OFF_UNWRITTEN;
-        }
+        let may_share = data && g.features.reflink;
+        ctx.claim(place, a.agno, a.agbno, e.blockcount, new, may_share);
+        let flags = match e.unwritten {
+            true => self.fork.rmap_flag() | RMAP_OFF_UNWRITTEN,
+            false => self.fork.rmap_flag(),
+        };
         let delta = e.startoff.wrapping_sub(a.agbno.into());
         ctx.own(a.agno, a.agbno, e.blockcount, self.inode.ino, flags, delta);
         if data {
@@ -135,11 +106,9 @@ impl ForkWalk<'_, '_> {
                 && let Some(shared) = ctx.ags[a.agno as usize].shared.get()
             {
                 let i = shared.partition_point(|s| s.start + s.len <= a.agbno);
-                if shared
-                    .get(i)
-                    .is_some_and(|s| s.start < a.agbno + e.blockcount)
-                {
-                    let place = place.at(a.agno, shared[i].start.max(a.agbno));
+                let first = shared.get(i).map_or(u32::MAX, |s| s.start);
+                if first < a.agbno + e.blockcount {
+                    let place = place.at(a.agno, first.max(a.agbno));
                     report.add(place, Problem::NoReflinkFlag);
                 }
             }
@@ -149,7 +118,7 @@ impl ForkWalk<'_, '_> {
                 keep.push(e);
             } else {
                 self.whole = false;
-                report.bad(self.place(), "too many extents");
+                report.bad(place, "too many extents");
             }
         }
     }
@@ -176,11 +145,7 @@ impl ForkWalk<'_, '_> {
                 let Some(a) = ctx.g.fsb(at) else { return };
                 self.blocks += 1;
                 ctx.claim(place, a.agno, a.agbno, 1, Use::Meta, false);
-                let flags = RMAP_OFF_BMBT_BLOCK
-                    | match self.fork {
-                        Fork::Data => 0,
-                        Fork::Attr => RMAP_OFF_ATTR_FORK,
-                    };
+                let flags = RMAP_OFF_BMBT_BLOCK | self.fork.rmap_flag();
                 ctx.own(a.agno, a.agbno, 1, self.inode.ino, flags, 0);
             }
             Item::Records { bytes, n, .. } => {

@@ -7,17 +7,18 @@ pub mod tar;
 pub use host::HostDir;
 
 use super::MkfsError;
+use crate::blocks::{pread, pread_exact};
 use crate::bulk::attr::NewAttr;
 pub use crate::read::inode::Time;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// An inode's attributes as the source has them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meta {
     /// Type and permissions.
     pub mode: u16,
@@ -42,6 +43,18 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// A directory of root's, with all these times.
+    pub(super) fn directory(time: Time) -> Meta {
+        Meta {
+            mode: 0o040_755,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            crtime: time,
+            ..Meta::default()
+        }
+    }
+
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.mode & 0o170_000 == 0o040_000
@@ -155,32 +168,13 @@ impl SourceReader {
                     let to = end.min(start + len);
                     if from < to {
                         let part = (from - offset) as usize..(to - offset) as usize;
-                        let want = part.len();
-                        if pread(&**file, at + (from - start), &mut buf[part])? < want {
-                            return Err(std::io::ErrorKind::UnexpectedEof.into());
-                        }
+                        pread_exact(&**file, at + (from - start), &mut buf[part])?;
                     }
                 }
                 Ok(buf.len())
             }
         }
     }
-}
-
-fn pread(fd: impl AsFd, mut offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
-    let mut done = 0;
-    while done < buf.len() {
-        match rustix::io::pread(&fd, &mut buf[done..], offset) {
-            Ok(0) => break,
-            Ok(n) => {
-                done += n;
-                offset += n as u64;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(done)
 }
 
 fn as_path(bytes: &[u8]) -> PathBuf {

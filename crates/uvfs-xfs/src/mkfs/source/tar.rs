@@ -51,20 +51,8 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> MkfsError {
 }
 
 fn directory() -> Node {
-    let meta = Meta {
-        mode: 0o040_755,
-        uid: 0,
-        gid: 0,
-        size: 0,
-        rdev: (0, 0),
-        atime: Time::default(),
-        mtime: Time::default(),
-        ctime: Time::default(),
-        crtime: Time::default(),
-        flags: 0,
-    };
     Node {
-        meta,
+        meta: Meta::directory(Time::default()),
         attrs: Vec::new(),
         target: Box::default(),
         parts: Vec::new(),

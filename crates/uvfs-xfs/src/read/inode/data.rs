@@ -3,7 +3,7 @@
 use crate::blocks::{Block, DiskExtent, io_error};
 use crate::error::{At, Error, Result};
 use crate::format::*;
-use crate::geometry::{AgBlock, BBSIZE};
+use crate::geometry::{AgBlock, BBSIZE, Geometry};
 use crate::read::verifier;
 use crate::read::volume::Volume;
 use crate::walk::btree::{Cause, Defect, Item, Visitor, fork_tree};
@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 use uvfs_buf::Verifier;
 
-use super::{Fork, Inode, VerifyIdent};
+use super::{Fork, ForkRange, Inode, VerifyIdent};
 
 /// A walk over a fork's extents: everything below `pos` has been visited.
 struct MapWalk<'a> {
@@ -145,46 +145,26 @@ impl Volume {
             result: Ok(()),
         };
         match inode.fork_format(fork) {
-            Some(FORMAT_EXTENTS) => {
-                let count = match fork {
-                    Fork::Data => inode.nextents,
-                    Fork::Attr => inode.anextents,
-                };
-                // Inode::parse has checked that they fit.
-                let recs = ExtentRecord::slice_at(inode.fork_bytes(fork), 0, count as usize)
-                    .map_err(|f| inode.fault(fork.name(), f))?;
-                walk.leaf(recs).map(|_| ())
-            }
+            Some(FORMAT_EXTENTS) => walk.leaf(inode.records(fork)).map(|_| ()),
             Some(FORMAT_BTREE) => {
-                fork_tree(
-                    self.geometry(),
-                    inode.ino,
-                    inode.fork_bytes(fork),
-                    &mut walk,
-                );
+                let (g, root) = (self.geometry(), inode.fork_bytes(fork));
+                fork_tree(g, inode.ino, root, &mut walk);
                 walk.result
             }
             _ => Ok(()),
         }
     }
 
-    /// Reads `count` blocks of a fork from file block `start` as one metadata block, which has to pass
-    /// `check`. `None` if none of them is mapped.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a range of a fork, and the structure there"
-    )]
+    /// Reads a range of a fork as one metadata block, which has to pass `check`. `None` if none of its blocks is mapped.
     pub(crate) fn read_fork_block(
         &self,
         what: &'static str,
         inode: &Inode,
-        fork: Fork,
-        start: u64,
-        count: u32,
+        range: ForkRange,
         verifier: &'static dyn Verifier,
         check: VerifyIdent<'_>,
     ) -> Result<Option<Block>> {
-        let Some(extents) = self.fork_extents(what, inode, fork, start, count)? else {
+        let Some(extents) = self.fork_extents(what, inode, range)? else {
             return Ok(None);
         };
         let (ino, daddr) = (inode.ino, extents[0].daddr);
@@ -201,35 +181,97 @@ impl Volume {
         &self,
         what: &'static str,
         inode: &Inode,
-        fork: Fork,
-        start: u64,
-        count: u32,
+        (fork, start, count): ForkRange,
     ) -> Result<Option<Vec<DiskExtent>>> {
         let g = self.geometry();
+        let unfit = |at| inode.wrong(what, "mapping", "whole and written", at);
         let mut extents: Vec<DiskExtent> = Vec::new();
         let mut next = start;
         self.map(inode, fork, start, start + u64::from(count), &mut |e| {
             if e.unwritten || e.startoff != next {
-                let expected = "whole and written";
-                return Err(inode.fault(what, Fault::field("mapping", expected, e.startoff)));
+                return Err(unfit(e.startoff));
             }
             next += u64::from(e.blockcount);
-            let a = g
-                .fsb(e.startblock)
-                .expect("map checks that extents lie inside");
             extents.push(DiskExtent {
-                daddr: g.daddr(a),
+                daddr: extent_daddr(g, &e),
                 bytes: e.blockcount << g.blocklog,
             });
             Ok(true)
         })?;
-        if extents.is_empty() {
-            return Ok(None);
+        match extents.is_empty() {
+            true => Ok(None),
+            false if next != start + u64::from(count) => Err(unfit(next)),
+            false => Ok(Some(extents)),
         }
-        if next != start + u64::from(count) {
-            return Err(inode.fault(what, Fault::field("mapping", "whole and written", next)));
+    }
+
+    /// Reads `len` bytes that are in blocks of their own, from a block of a fork on: a value (`magic` is
+    /// [`ATTR3_RMT_MAGIC`]) has a header on each block, a symbolic link's target on each extent.
+    pub(crate) fn read_remote(
+        &self,
+        what: &'static str,
+        inode: &Inode,
+        (fork, first): (Fork, u64),
+        magic: u32,
+        len: usize,
+    ) -> Result<Vec<u8>> {
+        let g = self.geometry();
+        let header = if g.features.crc {
+            RemoteHeader::SIZE
+        } else {
+            0
+        };
+        let mut out = Vec::with_capacity(len);
+        let mut block = first;
+        while out.len() < len {
+            let left = len - out.len();
+            let count = match magic {
+                ATTR3_RMT_MAGIC => 1,
+                _ => {
+                    let most = left.div_ceil(g.block_size as usize - header) as u64;
+                    self.run_at(what, inode, (fork, block), most)?
+                }
+            };
+            let offset = out.len() as u32;
+            let check = |b: &[u8], ident: &Ident| match ident.crc {
+                true => check_remote(b, magic, offset, ident).map(|_| ()),
+                false => Ok(()),
+            };
+            let range = (fork, block, count);
+            let read = self.read_fork_block(what, inode, range, verifier::REMOTE, &check)?;
+            let hole = || inode.wrong(what, "mapping", "a block, not a hole", block);
+            let bytes = read.ok_or_else(hole)?;
+            let end = match g.features.crc {
+                // The check has made sure that they fit.
+                true => RemoteHeader::at(&bytes, 0).map_or(0, |h| h.bytes.get() as usize) + header,
+                false => bytes.len(),
+            };
+            let part = &bytes[header..end];
+            if part.is_empty() {
+                return Err(inode.wrong(what, "bytes", "some bytes", 0u64));
+            }
+            out.extend_from_slice(&part[..part.len().min(left)]);
+            block += u64::from(count);
         }
-        Ok(Some(extents))
+        Ok(out)
+    }
+
+    /// How many blocks of a fork lie one after another from `block` on, `most` at most.
+    fn run_at(
+        &self,
+        what: &'static str,
+        inode: &Inode,
+        (fork, block): (Fork, u64),
+        most: u64,
+    ) -> Result<u32> {
+        let mut extent = None;
+        self.map(inode, fork, block, block + most, &mut |e| {
+            extent = Some(e);
+            Ok(false)
+        })?;
+        let extent = extent.filter(|e| e.startoff == block && !e.unwritten);
+        let unfit = || inode.wrong(what, "mapping", "whole and written", block);
+        extent.map(|e| e.blockcount).ok_or_else(unfit)
     }
 
     /// Reads from a regular file at byte `offset`. Gives the number of bytes read, which is less
@@ -242,14 +284,14 @@ impl Volume {
             done = at + run.len;
             match run.device {
                 None => part.fill(0),
-                Some(from) => self
-                    .blocks()
-                    .read_data(from, part)
-                    .map_err(|source| Error::Io {
+                Some(from) => {
+                    let failed = |source| Error::Io {
                         daddr: from / BBSIZE,
                         len: run.len,
                         source,
-                    })?,
+                    };
+                    self.blocks().read_data(from, part).map_err(failed)?;
+                }
             }
         }
         Ok(done)
@@ -296,10 +338,7 @@ impl Volume {
             // The part of this extent that was asked for; map has clipped it to whole blocks.
             let from = (e.startoff << g.blocklog).max(offset);
             let to = ((e.startoff + u64::from(e.blockcount)) << g.blocklog).min(end);
-            let a = g
-                .fsb(e.startblock)
-                .expect("map checks that extents lie inside");
-            let device = g.daddr(a) * BBSIZE + (from - (e.startoff << g.blocklog));
+            let device = extent_daddr(g, &e) * BBSIZE + (from - (e.startoff << g.blocklog));
             push(&mut at, from, None);
             push(&mut at, to, Some(device));
             Ok(true)
@@ -317,65 +356,21 @@ impl Volume {
             });
         }
         if inode.size == 0 || inode.size > SYMLINK_MAXLEN as u64 {
-            let f = Fault::field("di_size", "from 1 to 1024 for a symbolic link", inode.size);
-            return Err(inode.fault("symbolic link", f));
+            let expected = "from 1 to 1024 for a symbolic link";
+            return Err(inode.wrong("symbolic link", "di_size", expected, inode.size));
         }
         if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
             return Ok(inode.local_data().to_vec());
         }
-        let len = inode.size as usize;
-        let g = self.geometry();
-        let mut target = Vec::with_capacity(len);
-        let mut block = 0u64;
-        let payload = |crc| g.block_size as usize - if crc { RemoteHeader::SIZE } else { 0 };
-        // The kernel puts one header on each extent, not on each block.
-        while target.len() < len {
-            let what = "symbolic link block";
-            let mut extent = None;
-            let left = len - target.len();
-            let blocks = left.div_ceil(payload(g.features.crc)) as u64;
-            self.map(inode, Fork::Data, block, block + blocks, &mut |e| {
-                extent = Some(e);
-                Ok(false)
-            })?;
-            let Some(e) = extent.filter(|e| e.startoff == block && !e.unwritten) else {
-                return Err(inode.fault(what, Fault::field("mapping", "whole and written", block)));
-            };
-            let offset = target.len() as u32;
-            let crc = g.features.crc;
-            let b = self
-                .read_fork_block(
-                    what,
-                    inode,
-                    Fork::Data,
-                    block,
-                    e.blockcount,
-                    verifier::REMOTE,
-                    &|b, ident| {
-                        if crc {
-                            check_remote(b, SYMLINK_MAGIC, offset, ident).map(|_| ())
-                        } else {
-                            Ok(())
-                        }
-                    },
-                )?
-                .ok_or_else(|| inode.fault(what, Fault::field("mapping", "whole", block)))?;
-            let part = if crc {
-                let h = RemoteHeader::at(&b, 0).map_err(|f| inode.fault(what, f))?;
-                let part = b
-                    .get(RemoteHeader::SIZE..)
-                    .and_then(|p| p.get(..h.bytes.get() as usize));
-                part.filter(|p| !p.is_empty()).ok_or_else(|| {
-                    inode.fault(what, Fault::field("sl_bytes", "some bytes", h.bytes.get()))
-                })?
-            } else {
-                &b[..]
-            };
-            target.extend_from_slice(&part[..part.len().min(left)]);
-            block += u64::from(e.blockcount);
-        }
-        Ok(target)
+        let (what, len) = ("symbolic link block", inode.size as usize);
+        self.read_remote(what, inode, (Fork::Data, 0), SYMLINK_MAGIC, len)
     }
+}
+
+/// Where an extent that [`Volume::map`] gave is on disk, in 512-byte sectors.
+fn extent_daddr(g: &Geometry, e: &Extent) -> u64 {
+    let a = g.fsb(e.startblock);
+    g.daddr(a.expect("map checks that extents lie inside"))
 }
 
 /// A run of a file's data.
