@@ -1,5 +1,6 @@
 //! Extended attributes.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use super::ctx::Ctx;
@@ -11,9 +12,6 @@ use crate::format::*;
 use crate::read::attr::acl_miscount;
 use crate::read::inode::{Fork, Inode};
 use crate::walk::attr::{Stored, Value, leaf_attr, short_attrs};
-
-/// Blocks that an attribute fork may have: its file block numbers are 32 bits.
-const MAX_BLOCK: u64 = 1 << 32;
 
 /// Checks what holds for every attribute `i`.
 fn stored_attr(ctx: &Ctx<'_>, place: Place, i: usize, stored: &Stored<'_>) {
@@ -44,21 +42,12 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: 
     if extents.is_empty() {
         return;
     }
-    let crc = ctx.g.features.crc;
     let place = Place::inode(Structure::Attributes, inode.ino);
     let mut remote: Vec<(u32, u32)> = Vec::new();
     let mut previous = 0;
-    let mut tree = DaTree::new(
-        ctx,
-        place,
-        inode.ino,
-        extents,
-        1,
-        0..MAX_BLOCK,
-        &[ATTR_LEAF_MAGIC],
-    );
+    let mut tree = DaTree::new(ctx, place, extents, Fork::Attr);
     tree.walk(rd, 0, &mut |_, place, block| {
-        leaf(ctx, place, block, crc, &mut previous, &mut remote)
+        leaf(ctx, place, block, &mut previous, &mut remote)
     });
     for (number, len) in remote {
         value(ctx, rd, inode, extents, number, len);
@@ -74,12 +63,8 @@ fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
     };
     let total = usize::from(h.totsize.get());
     let Some(data) = fork.get(..total).filter(|d| d.len() >= AttrSfHeader::SIZE) else {
-        return report.differ(
-            place,
-            "totsize",
-            format!("from {} to {}", AttrSfHeader::SIZE, fork.len()),
-            total,
-        );
+        let expected = format!("from {} to {}", AttrSfHeader::SIZE, fork.len());
+        return report.differ(place, "totsize", expected, total);
     };
     let mut at = AttrSfHeader::SIZE;
     for (i, stored) in short_attrs(data).take(h.count.into()).enumerate() {
@@ -87,13 +72,8 @@ fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
             return report.bad(place, format!("attribute {i} ends beyond totsize"));
         };
         if stored.flags & !ATTR_NSP_MASK != 0 {
-            let found = format!("{:#x}", stored.flags);
-            report.differ(
-                place,
-                format!("flags of attribute {i}"),
-                "a namespace",
-                found,
-            );
+            let (field, found) = (format!("flags of attribute {i}"), stored.flags);
+            report.differ(place, field, "a namespace", format!("{found:#x}"));
         }
         stored_attr(ctx, place, i, &stored);
         at = stored.end;
@@ -125,28 +105,17 @@ fn room(
         }
     }
     let bytes: usize = used.iter().map(|(a, b)| b - a).sum();
-    report.same(
-        place,
-        "usedbytes",
-        bytes,
-        usize::from(counts.usedbytes.get()),
-    );
+    report.same(place, "usedbytes", bytes, counts.usedbytes.get().into());
     for (i, [base, size]) in counts.freemap.iter().enumerate() {
         let (base, size) = (usize::from(base.get()), usize::from(size.get()));
+        let differ = |expected| {
+            let found = format!("{size} bytes at {base}");
+            report.differ(place, format!("freemap[{i}]"), expected, found);
+        };
         if size != 0 && (base < inside.start || base + size > inside.end) {
-            report.differ(
-                place,
-                format!("freemap[{i}]"),
-                "a hole inside the block",
-                format!("{size} bytes at {base}"),
-            );
+            differ("a hole inside the block");
         } else if base % 4 != 0 || size % 4 != 0 {
-            report.differ(
-                place,
-                format!("freemap[{i}]"),
-                "an aligned hole",
-                format!("{size} bytes at {base}"),
-            );
+            differ("an aligned hole");
         } else if size != 0 && used.iter().any(|(a, b)| *a < base + size && base < *b) {
             report.bad(place, format!("freemap[{i}] covers a name"));
         }
@@ -157,21 +126,16 @@ fn leaf(
     ctx: &Ctx<'_>,
     place: Place,
     block: &[u8],
-    crc: bool,
     previous: &mut u32,
     remote: &mut Vec<(u32, u32)>,
 ) -> Option<u32> {
-    let report = ctx.report;
+    let (crc, report) = (ctx.g.features.crc, ctx.report);
     let (counts, entries) = report.sound(place, attr_leaf_entries(block, crc))?;
     let entries_end = attr_leaf_header_len(crc) + size_of_val(entries);
     let firstused = firstused(counts);
     if firstused > block.len() || firstused < entries_end {
-        report.differ(
-            place,
-            "firstused",
-            format!("from {entries_end} to {}", block.len()),
-            firstused,
-        );
+        let expected = format!("from {entries_end} to {}", block.len());
+        report.differ(place, "firstused", expected, firstused);
     }
     if entries.is_empty() {
         // The kernel leaves an empty root behind when a large attribute's removal is cut short,
@@ -181,40 +145,35 @@ fn leaf(
     // (first byte, end) of each name.
     let mut used: Vec<(usize, usize)> = Vec::with_capacity(entries.len());
     for (i, e) in entries.iter().enumerate() {
-        let what = format!("attribute {i}");
+        let differ = |field: &str, expected: &str, found: &dyn Display| {
+            report.differ(place, format!("{field} of attribute {i}"), expected, found);
+        };
         let hash = e.hashval.get();
         if hash < *previous {
             report.out_of_order(place, "attribute", i);
         }
         *previous = hash;
         if e.flags & ATTR_INCOMPLETE != 0 {
-            report.bad(place, format!("{what} was left incomplete"));
+            report.bad(place, format!("attribute {i} was left incomplete"));
         }
         let known = ATTR_LOCAL | ATTR_NSP_MASK | ATTR_INCOMPLETE;
         if e.flags & !known != 0 {
-            report.differ(
-                place,
-                format!("flags of {what}"),
-                "no unknown bits",
-                format!("{:#x}", e.flags),
-            );
+            differ("flags", "no unknown bits", &format!("{:#x}", e.flags));
         }
         let at = usize::from(e.nameidx.get());
         let Ok(stored) = leaf_attr(block, e) else {
-            let field = format!("nameidx of {what}");
-            report.differ(place, field, "a name inside the block", at);
+            differ("nameidx", "a name inside the block", &at);
             continue;
         };
         stored_attr(ctx, place, i, &stored);
         // A parent pointer's hash covers the parent, too.
         let named = da_hashname(stored.name);
         if e.flags & ATTR_PARENT == 0 && named != hash {
-            let (expected, found) = (format!("{named:#x}"), format!("{hash:#x}"));
-            report.differ(place, format!("hash of {what}"), expected, found);
+            differ("hash", &format!("{named:#x}"), &format!("{hash:#x}"));
         }
         if at < firstused {
             let expected = format!("at least firstused ({firstused})");
-            report.differ(place, format!("nameidx of {what}"), expected, at);
+            differ("nameidx", &expected, &at);
         }
         used.push((at, stored.end.next_multiple_of(4)));
         if let Value::Remote { block: number, len } = stored.value
@@ -224,11 +183,8 @@ fn leaf(
                 remote.push((number, len));
                 continue;
             }
-            let (field, found) = (
-                format!("valueblk, valuelen of {what}"),
-                format!("{number}, {len}"),
-            );
-            report.differ(place, field, "a block, at most 65536 bytes", found);
+            let (expected, found) = ("a block, at most 65536 bytes", format!("{number}, {len}"));
+            differ("valueblk, valuelen", expected, &found);
         }
     }
     room(ctx, place, counts, used, entries_end..block.len());

@@ -5,22 +5,22 @@ use super::problem::Place;
 use super::reader::Reader;
 use super::runs::{read_run, want_run};
 use crate::format::*;
-use crate::geometry::AgBlock;
+use crate::read::inode::Fork;
 use crate::walk::btree::CHILDREN_AHEAD;
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// A tree to walk.
 pub(crate) struct DaTree<'c, 'a> {
-    pub ctx: &'c Ctx<'a>,
-    pub place: Place,
-    pub ino: u64,
-    pub extents: &'c [Extent],
+    ctx: &'c Ctx<'a>,
+    place: Place,
+    extents: &'c [Extent],
     /// File blocks of one block of the tree.
-    pub count: u32,
+    count: u64,
     /// File blocks that the tree may be in.
-    pub range: std::ops::Range<u64>,
+    range: Range<u64>,
     /// Kinds of leaves that fit, by version 4's magic numbers.
-    pub leaves: &'static [u16],
+    leaves: &'static [u16],
     seen: HashSet<u32>,
     last: [Option<(u32, u32)>; DA_NODE_MAXDEPTH as usize + 1],
     whole: bool,
@@ -30,23 +30,25 @@ pub(crate) struct DaTree<'c, 'a> {
 pub(crate) type VisitLeaf<'v> = &'v mut dyn FnMut(u32, Place, &[u8]) -> Option<u32>;
 
 impl<'c, 'a> DaTree<'c, 'a> {
-    pub fn new(
-        ctx: &'c Ctx<'a>,
-        place: Place,
-        ino: u64,
-        extents: &'c [Extent],
-        count: u32,
-        range: std::ops::Range<u64>,
-        leaves: &'static [u16],
-    ) -> Self {
+    /// The tree of an inode's directory or attributes.
+    pub fn new(ctx: &'c Ctx<'a>, place: Place, extents: &'c [Extent], fork: Fork) -> Self {
         DaTree {
             ctx,
             place,
-            ino,
             extents,
-            count,
-            range,
-            leaves,
+            count: match fork {
+                Fork::Data => ctx.g.dir_blocks(),
+                Fork::Attr => 1,
+            },
+            range: match fork {
+                Fork::Data => ctx.g.dir_index(),
+                // Block numbers of an attribute fork are 32 bits.
+                Fork::Attr => 0..1 << 32,
+            },
+            leaves: match fork {
+                Fork::Data => &[DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC],
+                Fork::Attr => &[ATTR_LEAF_MAGIC],
+            },
             seen: HashSet::new(),
             last: [None; DA_NODE_MAXDEPTH as usize + 1],
             whole: true,
@@ -58,15 +60,9 @@ impl<'c, 'a> DaTree<'c, 'a> {
     pub fn walk(&mut self, rd: &mut Reader<'_>, root: u32, visit: VisitLeaf<'_>) -> Option<usize> {
         self.node(rd, root, None, visit);
         for (level, last) in self.last.into_iter().enumerate() {
-            if let Some((number, forw)) = last
-                && forw != 0
-            {
-                self.ctx.report.differ(
-                    self.place,
-                    format!("forw of block {number} at level {level}"),
-                    0,
-                    forw,
-                );
+            if let Some((number, forw)) = last.filter(|l| l.1 != 0) {
+                let field = format!("forw of block {number} at level {level}");
+                self.ctx.report.differ(self.place, field, 0, forw);
             }
         }
         self.whole.then_some(self.seen.len())
@@ -91,35 +87,22 @@ impl<'c, 'a> DaTree<'c, 'a> {
             return self.lost();
         }
         if !self.seen.insert(number) {
-            report.bad(
-                self.place,
-                format!("its tree leads to file block {number} twice"),
-            );
+            let text = format!("its tree leads to file block {number} twice");
+            report.bad(self.place, text);
             return self.lost();
         }
-        let Some((block, a)) = read_run(
-            ctx,
-            rd,
-            self.place,
-            self.extents,
-            number.into(),
-            self.count.into(),
-        ) else {
+        let (at, start) = (self.place, number.into());
+        let Some((block, a)) = read_run(ctx, rd, at, self.extents, start, self.count) else {
             return self.lost();
         };
-        let AgBlock { agno, agbno } = a;
-        let place = self.place.at(agno, agbno);
-        let ident = g.ident(g.daddr(a), Some(self.ino));
+        let place = self.place.at(a.agno, a.agbno);
+        let ident = g.ident(g.daddr(a), self.place.inode);
         let kind = da_block_kind(&block, g.features.crc);
         let fits = kind.is_some_and(|k| k == DA_NODE_MAGIC || self.leaves.contains(&k));
         if !fits {
             let found = DaBlockInfo::at(&block, 0).map_or(0, |i| i.magic.get());
-            report.differ(
-                place,
-                "magic number",
-                "a node or leaf",
-                format!("{found:#x}"),
-            );
+            let found = format!("{found:#x}");
+            report.differ(place, "magic number", "a node or leaf", found);
             return self.lost();
         }
         let Some(&info) = report.sound(place, check_da_info(&block, &ident)) else {
@@ -179,8 +162,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
             if i % CHILDREN_AHEAD == 0 {
                 rd.release(mark);
                 for e in entries[i..].iter().take(CHILDREN_AHEAD) {
-                    let number = u64::from(e.before.get());
-                    want_run(ctx, rd, self.extents, number, self.count.into());
+                    want_run(ctx, rd, self.extents, e.before.get().into(), self.count);
                 }
                 rd.go();
             }
@@ -190,15 +172,9 @@ impl<'c, 'a> DaTree<'c, 'a> {
             }
             previous = hash;
             let below = self.node(rd, e.before.get(), Some(this - 1), visit);
-            if let Some(h) = below
-                && h != hash
-            {
-                report.differ(
-                    place,
-                    format!("hash of entry {i}"),
-                    format!("{h:#x}"),
-                    format!("{hash:#x}"),
-                );
+            if let Some(h) = below.filter(|h| *h != hash) {
+                let (expected, found) = (format!("{h:#x}"), format!("{hash:#x}"));
+                report.differ(place, format!("hash of entry {i}"), expected, found);
             }
         }
         rd.release(mark);

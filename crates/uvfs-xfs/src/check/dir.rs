@@ -9,7 +9,9 @@ use super::problem::{Place, Problem, Structure, show};
 use super::reader::Reader;
 use super::runs::{read_run, want_run};
 use super::space::mix;
+use crate::blocks::Block;
 use crate::format::*;
+use crate::geometry::AgBlock;
 use crate::read::inode::{Fork, Inode};
 use crate::walk::dir::{Record, data_record, dir_blocks, is_single, records};
 use index::leaf_order;
@@ -86,22 +88,23 @@ pub(crate) fn check(
 }
 
 impl DirCheck<'_, '_> {
+    /// Reports an entry.
+    fn bad_entry(&self, name: &[u8], why: String) {
+        let name = name.to_vec();
+        let problem = Problem::BadEntry { name, why };
+        self.ctx.report.bad(self.place, problem);
+    }
+
     /// Counts an entry for the inode that it names.
     fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut Gathered) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
-        let bad = |why: String| {
-            let name = name.to_vec();
-            report.add(self.place, Problem::BadEntry { name, why });
-        };
-        if name.contains(&b'/') || name.contains(&0) {
-            bad("has a slash or zero byte in it".into());
-        }
+        let bad = |why| self.bad_entry(name, why);
         let Some(a) = g.inode(ino) else {
             return bad(format!("is for inode {ino}, which cannot exist"));
         };
         let is_dot = matches!(name, b"." | b"..");
-        if !is_dot && (g.quota_inodes.contains(&Some(ino)) || ino == g.rbmino || ino == g.rsumino) {
+        if !is_dot && g.is_own(ino) {
             return bad(format!("is for the file system's own inode {ino}"));
         }
         let ag = &ctx.ags[a.agno as usize];
@@ -116,12 +119,12 @@ impl DirCheck<'_, '_> {
         if free.is_some_and(|f| f >> (slot % 64) & 1 != 0) {
             return bad(format!("is for inode {ino}, which is free"));
         }
-        let child_here = ag.facts.get().is_some_and(|f| f.has(slot));
-        if let Some(f) = ag.facts.get() {
-            match ctx.undo {
-                true => f.unlink(slot),
-                false => f.link(slot, kind),
-            }
+        let facts = ag.facts.get();
+        let child_here = facts.is_some_and(|f| f.has(slot));
+        match facts {
+            Some(f) if ctx.undo => f.unlink(slot),
+            Some(f) => f.link(slot, kind),
+            None => {}
         }
         let (Some(parent), Some(child)) = (self.index, ctx.index_of(a.agno, slot)) else {
             return;
@@ -157,14 +160,13 @@ impl DirCheck<'_, '_> {
     /// was sound in the first.
     fn further_rounds(&mut self, rd: &mut Reader<'_>, leaves: &[u32]) {
         let g = self.ctx.g;
-        let per = u64::from(1u32 << g.dirblklog);
-        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let (per, leaf_at) = (g.dir_blocks(), g.dir_index().start);
         for round in 1..self.rounds {
             self.round = round;
             let mut entries = std::mem::take(&mut self.entries);
             entries.clear();
             for db in dir_blocks(self.extents, per).take_while(|db| db * per < leaf_at) {
-                let run = read_run(self.ctx, rd, self.place, self.extents, db * per, per);
+                let run = self.read(rd, self.place, db * per);
                 let Some((block, _)) = run else { return };
                 for record in records(&block, block.len(), db, g) {
                     let Ok(record) = record else { return };
@@ -176,8 +178,7 @@ impl DirCheck<'_, '_> {
             entries.sort_unstable();
             let mut indexed: Vec<(u32, u32)> = Vec::with_capacity(entries.len());
             for number in leaves {
-                let start = u64::from(*number);
-                let run = read_run(self.ctx, rd, self.place, self.extents, start, per);
+                let run = self.read(rd, self.place, (*number).into());
                 let Some((block, _)) = run else { return };
                 let Ok((_, part)) = dir_leaf_entries(&block, g.features.crc) else {
                     return;
@@ -198,25 +199,27 @@ impl DirCheck<'_, '_> {
         if !self.ctx.g.features.ftype {
             return FileType::Unknown;
         }
-        match FileType::from_ftype(byte) {
-            Some(t) if t != FileType::Unknown => t,
-            _ => {
-                self.ctx.report.differ(
-                    self.place,
-                    format!("file type of entry {}", show(name)),
-                    "a file type",
-                    byte,
-                );
-                FileType::Unknown
-            }
+        let kind = FileType::from_ftype(byte).unwrap_or_default();
+        if kind == FileType::Unknown {
+            let field = format!("file type of entry {}", show(name));
+            self.ctx
+                .report
+                .differ(self.place, field, "a file type", byte);
         }
+        kind
+    }
+
+    /// Reads the directory block at a file block.
+    fn read(&self, rd: &mut Reader<'_>, place: Place, start: u64) -> Option<(Block, AgBlock)> {
+        let per = self.ctx.g.dir_blocks();
+        read_run(self.ctx, rd, place, self.extents, start, per)
     }
 
     /// Checks a directory that has blocks of its own.
     fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut Gathered) {
         let (g, report) = (self.ctx.g, self.ctx.report);
         // The least entry takes 16 bytes, and so does what is kept of it here and of its index.
-        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let leaf_at = g.dir_index().start;
         let data = self.extents.iter().filter(|e| e.startoff < leaf_at);
         let bytes = data.map(|e| u64::from(e.blockcount)).sum::<u64>() << g.blocklog;
         let room = self.ctx.directory.max(1);
@@ -246,11 +249,8 @@ impl DirCheck<'_, '_> {
     /// Checks the data blocks, and counts those of the other parts.
     fn parts(&mut self, rd: &mut Reader<'_>, out: &mut Gathered) -> Parts {
         let (ctx, extents) = (self.ctx, self.extents);
-        let g = ctx.g;
-        let per = u64::from(1u32 << g.dirblklog);
-        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
-        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
-        let end_at = free_at + (free_at - leaf_at);
+        let (per, index) = (ctx.g.dir_blocks(), ctx.g.dir_index());
+        let end_at = index.end + (index.end - index.start);
         let mut parts = Parts::default();
         let mut numbers = dir_blocks(extents, per);
         let mark = rd.mark();
@@ -265,10 +265,10 @@ impl DirCheck<'_, '_> {
             rd.go();
             for db in some {
                 let start = db * per;
-                if start < leaf_at {
+                if start < index.start {
                     parts.data_end = db + 1;
                     self.whole &= self.data_block(rd, db, &mut parts, out).is_some();
-                } else if start < free_at {
+                } else if start < index.end {
                     parts.index_blocks += 1;
                 } else if start < end_at {
                     parts.free_blocks.push(start);
@@ -291,9 +291,8 @@ impl DirCheck<'_, '_> {
     ) -> Option<()> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
-        let per = u64::from(1u32 << g.dirblklog);
         let base = Place::inode(Structure::DirectoryData, self.ino);
-        let (block, a) = read_run(ctx, rd, base, self.extents, db * per, per)?;
+        let (block, a) = self.read(rd, base, db * g.dir_blocks())?;
         let place = base.at(a.agno, a.agbno);
         let ident = g.ident(g.daddr(a), Some(self.ino));
         let single = db == 0 && is_single(&block, g.features.crc);
@@ -393,9 +392,8 @@ impl DirCheck<'_, '_> {
     /// Checks the index of a single-block directory.
     fn tail(&mut self, place: Place, tail: &Dir2BlockTail, entries: &[Dir2LeafEntry]) {
         let stale = leaf_order(self.ctx, place, entries, &mut 0);
-        self.ctx
-            .report
-            .same(place, "stale", stale, tail.stale.get());
+        let report = self.ctx.report;
+        report.same(place, "stale", stale, tail.stale.get());
         let mut indexed: Vec<(u32, u32)> = self.of_round(entries).collect();
         indexed.sort_unstable();
         self.entries.sort_unstable();
@@ -419,9 +417,8 @@ impl DirCheck<'_, '_> {
                         continue;
                     };
                     if names.iter().any(|n| g.same_name(n, &name)) {
-                        self.ctx
-                            .report
-                            .bad(self.place, format!("two entries named {}", show(&name)));
+                        let text = format!("two entries named {}", show(&name));
+                        self.ctx.report.bad(self.place, text);
                     }
                     names.push(name);
                 }
@@ -432,11 +429,8 @@ impl DirCheck<'_, '_> {
 
     fn name_at(&self, rd: &mut Reader<'_>, address: u32) -> Option<Vec<u8>> {
         let g = self.ctx.g;
-        let per = u64::from(1u32 << g.dirblklog);
-        let byte = u64::from(address) * DIR2_DATA_ALIGN as u64;
-        let db = byte / u64::from(g.dir_block_size);
-        let offset = (byte % u64::from(g.dir_block_size)) as usize;
-        let (block, _) = read_run(self.ctx, rd, self.place, self.extents, db * per, per)?;
+        let (db, offset) = g.dir_entry(address);
+        let (block, _) = self.read(rd, self.place, db * g.dir_blocks())?;
         let (_, e) = data_record(&block, offset, block.len(), db, g, true).ok()?;
         Some(e?.name.to_vec())
     }

@@ -46,20 +46,13 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             seen[chunk] |= bit;
             facts.set_unlinked(slot);
             let Some(a) = g.inode(ino) else { break };
-            let offset = g.inode_byte(a);
-            match rd.bytes(offset, g.inode_size as usize) {
-                Ok(raw) => match DinodeV2::at(&raw, 0) {
-                    Ok(d) => {
-                        report.same(place, "di_nlink", 0, d.nlink.get());
-                        at = d.next_unlinked.get();
-                    }
-                    Err(_) => break,
-                },
-                Err(e) => {
-                    ctx.io(place, &e);
-                    break;
-                }
-            }
+            let read = rd.bytes(g.inode_byte(a), g.inode_size as usize);
+            let raw = read.map_err(|e| ctx.io(place, &e)).ok();
+            let Some(Ok(d)) = raw.as_ref().map(|raw| DinodeV2::at(raw, 0)) else {
+                break;
+            };
+            report.same(place, "di_nlink", 0, d.nlink.get());
+            at = d.next_unlinked.get();
         }
     }
 }
@@ -86,13 +79,6 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
         return;
     };
     let incomplete = report.is_incomplete();
-    let own_inodes = [
-        g.quota_inodes[0],
-        g.quota_inodes[1],
-        g.quota_inodes[2],
-        Some(g.rbmino),
-        Some(g.rsumino),
-    ];
     for k in facts.chunks() {
         let chunk = chunks[k];
         for slot in 0..INODES_PER_CHUNK {
@@ -103,35 +89,23 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
                 continue;
             }
             let ino = g.ino(agno, chunk.start + slot);
-            let own = own_inodes.contains(&Some(ino));
             let place = Place::inode(Structure::Inode, ino);
             let is_dir = f.kind == FileType::Directory as u32;
-            if own {
-                if f.kind != FileType::Regular as u32 {
-                    report.differ(
-                        place,
-                        "one of the file system's own",
-                        "regular file",
-                        kind_name(f.kind),
-                    );
-                }
+            if g.is_own(ino) {
+                let names = ("regular file", kind_name(f.kind));
+                report.same(place, "one of the file system's own", names.0, names.1);
                 if f.nlink == 0 {
                     report.count_is(place, Counter::Links, 1u64, 0u64);
                 }
                 continue;
             }
             if f.claimed != 0 && (f.mixed || f.claimed != f.kind) {
-                let found = if f.mixed {
-                    "different types"
-                } else {
-                    kind_name(f.claimed)
+                let found = match f.mixed {
+                    true => "different types",
+                    false => kind_name(f.claimed),
                 };
-                report.differ(
-                    place,
-                    "file type in a directory entry",
-                    kind_name(f.kind),
-                    found,
-                );
+                let field = "file type in a directory entry";
+                report.differ(place, field, kind_name(f.kind), found);
             }
             if f.unlinked {
                 let own_dot = u32::from(is_dir);
@@ -196,12 +170,8 @@ impl Ups {
         };
         if self.pairs.len() == PAGE_PAIRS {
             let at = (self.firsts.len() * PAGE_PAIRS * size_of::<Pair>()) as u64;
-            let word = |n: u32| n.to_ne_bytes();
-            let bytes: Vec<u8> = self
-                .pairs
-                .iter()
-                .flat_map(|(dir, up)| [word(*dir), word(*up)].concat())
-                .collect();
+            let words = self.pairs.iter().flat_map(|(dir, up)| [*dir, *up]);
+            let bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
             file.write_all_at(&bytes, at)?;
             self.firsts.push(self.pairs[0].0);
             self.pairs.clear();
@@ -226,10 +196,9 @@ impl Ups {
         let mut bytes = [0; PAGE_PAIRS * size_of::<Pair>()];
         let at = (page * bytes.len()) as u64;
         file.read_exact_at(&mut bytes, at)?;
-        let words = bytes.chunks_exact(4);
-        let mut words = words.map(|w| u32::from_ne_bytes(w.try_into().expect("four bytes")));
-        let pairs: Vec<Pair> =
-            std::iter::from_fn(|| Some((words.next()?, words.next()?))).collect();
+        let word = |w: [u8; 4]| u32::from_ne_bytes(w);
+        let words = bytes.as_chunks::<4>().0.as_chunks::<2>().0.iter();
+        let pairs: Vec<Pair> = words.map(|[dir, up]| (word(*dir), word(*up))).collect();
         let pair = pairs[slot];
         self.pages[page % PAGES] = Some((page, pairs));
         Ok(pair)
@@ -299,11 +268,8 @@ pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
         }
         match entries {
             [] => {
-                let unlinked = ctx
-                    .ino_of(*dir)
-                    .and_then(|i| ctx.fact(i))
-                    .is_some_and(|f| f.unlinked);
-                if !incomplete && !unlinked {
+                let fact = ctx.ino_of(*dir).and_then(|i| ctx.fact(i));
+                if !incomplete && !fact.is_some_and(|f| f.unlinked) {
                     report.bad(dir_place(*dir), "in use, but in no other directory");
                 }
             }
@@ -312,12 +278,10 @@ pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
                     report.differ(dir_place(*dir), "inode of \"..\"", show(*one), show(*up));
                 }
             }
-            more => report.differ(
-                dir_place(*dir),
-                "directories with an entry for it",
-                1,
-                more.len(),
-            ),
+            more => {
+                let field = "directories with an entry for it";
+                report.differ(dir_place(*dir), field, 1, more.len());
+            }
         }
         // A damaged directory may have several entries "..".
         if let Some((_, up)) = entries.first()

@@ -134,14 +134,12 @@ pub fn check(
 /// The state of the log, whose damage is reported, and the log sequence number of its head.
 fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> (LogState, Option<u64>) {
     let (log, head) = log::survey(blocks, g);
+    let place = Place::fs(Structure::Log);
     if let LogState::Unreadable(why) = &log {
-        report.bad(
-            Place::fs(Structure::Log),
-            format!("cannot tell its state: {why}"),
-        );
+        report.bad(place, format!("cannot tell its state: {why}"));
     }
     if let Some(why) = log::damage(blocks, g, &log) {
-        report.bad(Place::fs(Structure::Log), why);
+        report.bad(place, why);
     }
     (log, head)
 }
@@ -350,12 +348,8 @@ fn fit(g: &mut Geometry, size: u64, report: &Report) {
     if size >= g.data_bytes() {
         return;
     }
-    report.differ(
-        Place::fs(Structure::Image),
-        "bytes",
-        format!("at least {}", g.data_bytes()),
-        size,
-    );
+    let expected = format!("at least {}", g.data_bytes());
+    report.differ(Place::fs(Structure::Image), "bytes", expected, size);
     report.incomplete();
     let ag_bytes = u64::from(g.agblocks) << g.blocklog;
     let count = size.div_ceil(ag_bytes).clamp(1, g.agcount.into()) as u32;
@@ -375,11 +369,8 @@ fn parallel(
     let next = AtomicUsize::new(0);
     let run = || {
         let mut rd = Reader::new(ctx);
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                break;
-            }
+        let take = || next.fetch_add(1, Ordering::Relaxed);
+        while let Some(i) = Some(take()).filter(|i| *i < count) {
             work(&mut rd, i);
         }
     };
@@ -492,20 +483,18 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
                 k += 1;
             }
         });
-        for (start, len) in refs.differences() {
-            report.bad(
-                Place::block(Btree::Refcount, agno, start),
-                format!("references to the {len} blocks from here are not as recorded"),
-            );
-        }
+        differences(report, agno, Btree::Refcount, &refs, "references to");
     }
     if let Some(owners) = &ag.owners {
-        for (start, len) in owners.differences() {
-            report.bad(
-                Place::block(Btree::Rmap, agno, start),
-                format!("owners of the {len} blocks from here are not as recorded"),
-            );
-        }
+        differences(report, agno, Btree::Rmap, owners, "owners of");
+    }
+}
+
+/// Reports where a tree has other sums than what was seen.
+fn differences(report: &Report, agno: u32, tree: Btree, sums: &Fingerprint, what: &str) {
+    for (start, len) in sums.differences() {
+        let text = format!("{what} the {len} blocks from here are not as recorded");
+        report.bad(Place::block(tree, agno, start), text);
     }
 }
 

@@ -32,15 +32,13 @@ impl Usage {
             ids.sort_unstable();
             ids.dedup();
             for id in ids {
-                let seen = self.seen[k].get(&id).copied().unwrap_or_default();
-                let recorded = self.recorded[k].get(&id).copied().unwrap_or_default();
+                let [seen, recorded] =
+                    [&self.seen, &self.recorded].map(|ids| ids[k].get(&id).copied());
+                let (seen, recorded) = (seen.unwrap_or_default(), recorded.unwrap_or_default());
                 if seen != recorded {
-                    ctx.report.differ(
-                        place,
-                        format!("usage of id {id}"),
-                        format!("{} blocks, {} inodes", seen.0, seen.1),
-                        format!("{} blocks, {} inodes", recorded.0, recorded.1),
-                    );
+                    let show = |(blocks, inodes)| format!("{blocks} blocks, {inodes} inodes");
+                    let field = format!("usage of id {id}");
+                    ctx.report.differ(place, field, show(seen), show(recorded));
                 }
             }
         }

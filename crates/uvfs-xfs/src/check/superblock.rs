@@ -22,10 +22,9 @@ pub(crate) fn find(blocks: &dyn Blocks, report: &Report) -> Result<(Superblock, 
         Err(e) if is_refusal(&e) => return Err(e),
         Err(e) => e,
     };
-    let found = match search(blocks) {
-        Some(found) => found,
-        // A first superblock with the right magic number is XFS, if there is nothing else.
-        None => return Err(damage),
+    // A first superblock with the right magic number is XFS, if there is nothing else.
+    let Some(found) = search(blocks) else {
+        return Err(damage);
     };
     match damage {
         Error::Corrupt { fault, .. } => report.bad(Place::ag(PLACE, 0), fault),
@@ -59,9 +58,8 @@ pub(crate) fn search(blocks: &dyn Blocks) -> Option<(Superblock, Geometry)> {
 }
 
 fn copy_at(blocks: &dyn Blocks, offset: u64) -> Option<(Superblock, Geometry)> {
-    let mut sector = vec![0; 32768];
-    sector.truncate(32768.min(blocks.size().saturating_sub(offset)) as usize);
-    blocks.read_data(offset, &mut sector).ok()?;
+    let len = 32768.min(blocks.size().saturating_sub(offset));
+    let sector = blocks.bytes(offset, len as usize).ok()?;
     let size = Superblock::at(&sector, 0).ok()?.sector_size()?;
     let mut sb = *check_superblock(sector.get(..size)?).ok()?;
     // mkfs leaves most copies marked as in progress.
@@ -81,11 +79,9 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
     if f.needsrepair {
         report.bad(place, "marked as needing repair");
     }
+    let compat = if f.crc { sb.features_compat.get() } else { 0 };
     for (name, bits) in [
-        (
-            "sb_features_compat",
-            if f.crc { sb.features_compat.get() } else { 0 },
-        ),
+        ("sb_features_compat", compat),
         ("sb_features_ro_compat", f.unknown_ro_compat),
         ("sb_features_log_incompat", f.unknown_log_incompat),
     ] {
@@ -95,13 +91,9 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
     }
     ranges(sb, g, place, report);
     // Zero is an old file system's that no kernel has repaired yet.
-    if sb.bad_features2.get() != 0 && sb.features2.get() != sb.bad_features2.get() {
-        report.differ(
-            place,
-            "sb_bad_features2",
-            format!("{:#x}", sb.features2.get()),
-            format!("{:#x}", sb.bad_features2.get()),
-        );
+    if sb.bad_features2.get() != 0 {
+        let [expected, found] = [sb.features2, sb.bad_features2].map(|f| format!("{f:#x}"));
+        report.same(place, "sb_bad_features2", expected, found);
     }
     // With sparse chunks the alignment is that of whole chunks.
     let chunk = (INODES_PER_CHUNK << g.inodelog) >> g.blocklog;
@@ -147,14 +139,10 @@ pub(crate) fn ranges(sb: &Superblock, g: &Geometry, place: Place, report: &Repor
     }
     if g.features.crc {
         let (mut version, mut features2) = (sb.versionnum.get(), sb.features2.get());
+        let found = format!("{version:#x}, {features2:#x}");
         if fit_v5(&mut version, &mut features2) {
-            let found = (sb.versionnum.get(), sb.features2.get());
-            report.differ(
-                place,
-                "sb_versionnum, sb_features2",
-                format!("{version:#x}, {features2:#x}"),
-                format!("{:#x}, {:#x}", found.0, found.1),
-            );
+            let expected = format!("{version:#x}, {features2:#x}");
+            report.differ(place, "sb_versionnum, sb_features2", expected, found);
         }
         if sb.qflags.get() & OQUOTA_FLAGS != 0 {
             let found = format!("{:#x}", sb.qflags.get());
@@ -165,30 +153,20 @@ pub(crate) fn ranges(sb: &Superblock, g: &Geometry, place: Place, report: &Repor
         report.differ(place, "sb_flags", "no unknown bits", sb.flags);
     }
     if !stripe_fits(sb) {
-        report.differ(
-            place,
-            "sb_unit, sb_width",
-            "a stripe width of whole units, and the version's bit for it",
-            format!("{}, {}", sb.unit.get(), sb.width.get()),
-        );
+        let expected = "a stripe width of whole units, and the version's bit for it";
+        let found = format!("{}, {}", sb.unit.get(), sb.width.get());
+        report.differ(place, "sb_unit, sb_width", expected, found);
     }
     let rextsize = u64::from(sb.rextsize.get()) << g.blocklog;
     if !(4096.min(u64::from(g.block_size))..=1 << 30).contains(&rextsize) {
-        report.differ(
-            place,
-            "sb_rextsize",
-            "an extent of at most 1 GiB",
-            sb.rextsize.get(),
-        );
+        let expected = "an extent of at most 1 GiB";
+        report.differ(place, "sb_rextsize", expected, sb.rextsize.get());
     }
     let realtime = (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get());
     if g.rblocks == 0 && realtime != (0, 0, 0) {
-        report.differ(
-            place,
-            "sb_rextents, sb_rbmblocks, sb_frextents",
-            "zeros without a realtime section",
-            format!("{}, {}, {}", realtime.0, realtime.1, realtime.2),
-        );
+        let field = "sb_rextents, sb_rbmblocks, sb_frextents";
+        let found = format!("{}, {}, {}", realtime.0, realtime.1, realtime.2);
+        report.differ(place, field, "zeros without a realtime section", found);
     }
     let (size, log) = (u32::from(sb.logsectsize.get()), sb.logsectlog);
     if (size != 0 || log != 0) && 1u32.checked_shl(log.into()) != Some(size) {
@@ -198,33 +176,23 @@ pub(crate) fn ranges(sb: &Superblock, g: &Geometry, place: Place, report: &Repor
 
 /// The quota inodes must be regular files that exist.
 pub(crate) fn quota(ctx: &Ctx<'_>) {
-    let sb = ctx.sb;
-    if ctx.g.features.quota && ctx.g.quota_inodes == [None; 3] {
-        let found = format!("{:#x}", sb.versionnum.get());
+    let (features, report) = (&ctx.g.features, ctx.report);
+    let place = Place::ag(PLACE, 0);
+    if features.quota && ctx.g.quota_inodes == [None; 3] {
+        let found = format!("{:#x}", ctx.sb.versionnum.get());
         let expected = "no quota without inodes of it";
-        ctx.report
-            .differ(Place::ag(PLACE, 0), "sb_versionnum", expected, found);
+        report.differ(place, "sb_versionnum", expected, found);
     }
-    for (name, ino) in [
-        ("sb_uquotino", sb.uquotino.get()),
-        ("sb_gquotino", sb.gquotino.get()),
-        (
-            "sb_pquotino",
-            if ctx.g.features.crc {
-                sb.pquotino.get()
-            } else {
-                0
-            },
-        ),
-    ] {
+    // Version 4 has no project quota of its own.
+    let fields = if features.crc { 3 } else { 2 };
+    for (name, ino) in ctx.sb.quota_inodes().into_iter().take(fields) {
         if ino == 0 || ino == NULLFSINO {
             continue;
         }
-        let place = Place::ag(PLACE, 0);
-        if !ctx.g.features.quota {
-            ctx.report.differ(place, name, "none without quota", ino);
+        if !features.quota {
+            report.differ(place, name, "none without quota", ino);
         } else if ctx.index(ino).is_none() {
-            ctx.report.differ(place, name, "an inode in use", ino);
+            report.differ(place, name, "an inode in use", ino);
         }
     }
 }

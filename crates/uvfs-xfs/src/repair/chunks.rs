@@ -24,23 +24,14 @@ fn records(
     let g = &m.g;
     let mut out: Vec<InodeChunk> = Vec::new();
     let mut fine = true;
-    let limit = u64::from(g.ag_blocks(agno)) << g.inopblog;
     let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| {
         for r in InobtRecord::slice_at(recs, 0, n).unwrap_or_default() {
             let c = r.unpack(g.features.sparse);
-            let start = u64::from(c.startino);
-            let inside = start >> g.inopblog > 0 && start < limit;
-            let aligned = match g.chunk_blocks() {
-                1 => c.startino.is_multiple_of(INODES_PER_CHUNK),
-                _ => c.startino & ((1 << g.inopblog) - 1) == 0,
-            };
-            let order = out
-                .last()
-                .is_none_or(|l| u64::from(l.startino) + 64 <= start);
-            if inside && aligned && order && g.holes_fit(c.holemask) {
-                out.push(c);
-            } else {
-                fine = false;
+            let after = |l: &InodeChunk| u64::from(l.startino) + 64 <= c.startino.into();
+            let order = out.last().is_none_or(after);
+            match g.is_chunk(agno, c.startino) && order && g.holes_fit(c.holemask) {
+                true => out.push(c),
+                false => fine = false,
             }
         }
     });

@@ -542,7 +542,6 @@ impl<'a> Mend<'a> {
 
     /// Whether an inode is one of the file system's own, in no directory.
     pub fn is_own(&self, ino: u64) -> bool {
-        let g = &self.g;
-        ino == g.rbmino || ino == g.rsumino || g.quota_inodes.contains(&Some(ino))
+        self.g.is_own(ino)
     }
 }

@@ -2,113 +2,77 @@
 
 use super::super::ctx::Ctx;
 use super::super::problem::{Place, Structure};
-use super::super::reader::Reader;
 use super::super::superblock::ranges;
+use super::GroupCheck;
 use crate::format::*;
+use zerocopy::IntoBytes;
 
-use super::sector;
+/// The fields that are the same in all superblocks of a file system.
+const SHARED: &str = "blocksize dblocks rblocks rextents logstart rextsize agblocks agcount \
+    rbmblocks logblocks sectsize inodesize inopblock blocklog sectlog inodelog inopblog agblklog \
+    rextslog inoalignmt unit width dirblklog logsectlog logsectsize logsunit";
+/// Those that only version 5 has.
+const SHARED_V5: &str =
+    "spino_align features2 features_compat features_ro_compat features_incompat";
 
-pub(super) fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
-    let place = Place::ag(Structure::SuperblockCopy, agno);
-    let Some(bytes) = sector(ctx, rd, place, agno, 0) else {
-        return;
-    };
-    let copy = match check_superblock(&bytes) {
-        Ok(s) => s,
-        Err(f) => return ctx.report.bad(place, f),
-    };
-    ctx.lsn(place, &bytes, 240);
-    let sb = ctx.sb;
-    macro_rules! same {
-        ($($field:ident),*) => {$(
-            if copy.$field.get() != sb.$field.get() {
-                ctx.report.differ(place, concat!("sb_", stringify!($field)),
-                    sb.$field.get(), copy.$field.get());
+impl GroupCheck<'_, '_, '_> {
+    pub(super) fn superblock_copy(&mut self) {
+        let (ctx, sb) = (self.ctx, self.ctx.sb);
+        let report = ctx.report;
+        let place = Place::ag(Structure::SuperblockCopy, self.agno);
+        let Some((bytes, _)) = self.sector(place, 0) else {
+            return;
+        };
+        let Some(copy) = report.sound(place, check_superblock(&bytes)) else {
+            return;
+        };
+        ctx.lsn(place, &bytes, 240);
+        let v5 = if ctx.g.features.crc { SHARED_V5 } else { "" };
+        let shared: Vec<&str> = [SHARED, v5]
+            .iter()
+            .flat_map(|s| s.split_whitespace())
+            .collect();
+        for f in Superblock::FIELDS {
+            let number = |sb: &Superblock| {
+                let bytes = sb.as_bytes()[f.at..f.at + f.len].iter();
+                bytes.fold(0, |n, b| n << 8 | u64::from(*b))
+            };
+            if shared.contains(&f.name) && number(sb) != number(copy) {
+                let field = format!("sb_{}", f.name);
+                report.differ(place, field, number(sb), number(copy));
             }
-        )*};
+        }
+        if copy.uuid != sb.uuid {
+            let (e, f) = (format_uuid(&sb.uuid), format_uuid(&copy.uuid));
+            report.differ(place, "sb_uuid", e, f);
+        }
+        let sticky = VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK;
+        let version = |s: &Superblock| format!("{:#x}", s.versionnum.get() & !sticky);
+        report.same(place, "sb_versionnum", version(sb), version(copy));
+        ranges(copy, ctx.g, place, report);
+        unused(ctx, place, copy, &bytes);
     }
-    macro_rules! same_byte {
-        ($($field:ident),*) => {$(
-            if copy.$field != sb.$field {
-                ctx.report.differ(place, concat!("sb_", stringify!($field)),
-                    sb.$field, copy.$field);
-            }
-        )*};
-    }
-    same!(
-        blocksize,
-        dblocks,
-        rblocks,
-        rextents,
-        logstart,
-        rextsize,
-        agblocks,
-        agcount,
-        rbmblocks,
-        logblocks,
-        sectsize,
-        inodesize,
-        inopblock,
-        inoalignmt,
-        unit,
-        width,
-        logsectsize,
-        logsunit
-    );
-    same_byte!(
-        blocklog, sectlog, inodelog, inopblog, agblklog, rextslog, dirblklog, logsectlog
-    );
-    if copy.uuid != sb.uuid {
-        let (e, f) = (format_uuid(&sb.uuid), format_uuid(&copy.uuid));
-        ctx.report.differ(place, "sb_uuid", e, f);
-    }
-    let version =
-        |s: &Superblock| s.versionnum.get() & !(VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK);
-    if version(copy) != version(sb) {
-        let (e, f) = (version(sb), version(copy));
-        ctx.report
-            .differ(place, "sb_versionnum", format!("{e:#x}"), format!("{f:#x}"));
-    }
-    if ctx.g.features.crc {
-        same!(
-            spino_align,
-            features2,
-            features_compat,
-            features_ro_compat,
-            features_incompat
-        );
-    }
-    ranges(copy, ctx.g, place, ctx.report);
-    unused(ctx, place, copy, &bytes);
 }
 
 /// Checks that a copy has nothing where nothing belongs.
 fn unused(ctx: &Ctx<'_>, place: Place, copy: &Superblock, bytes: &[u8]) {
     // A copy that is as mkfs left it has none of what mounts add.
     if copy.inprogress == 1 {
-        for (name, value) in [
-            ("sb_uquotino", copy.uquotino.get()),
-            ("sb_gquotino", copy.gquotino.get()),
-            ("sb_pquotino", copy.pquotino.get()),
-        ] {
-            if value != 0 && value != NULLFSINO {
-                ctx.report.differ(place, name, 0, value);
+        for (name, ino) in copy.quota_inodes() {
+            if ino != 0 && ino != NULLFSINO {
+                ctx.report.differ(place, name, 0, ino);
             }
         }
-        if copy.qflags.get() != 0 {
-            ctx.report.differ(place, "sb_qflags", 0, copy.qflags.get());
-        }
+        ctx.report.same(place, "sb_qflags", 0, copy.qflags.get());
     }
     // Fields that the file system's features do not have are zeros.
-    let end = if !ctx.g.features.crc {
-        SB_CRC_OFFSET - 16
-    } else if ctx.g.features.meta_uuid {
-        264
-    } else {
-        248
+    let end = match (ctx.g.features.crc, ctx.g.features.meta_uuid) {
+        (false, _) => SB_CRC_OFFSET - 16,
+        (true, true) => 264,
+        (true, false) => 248,
     };
     if bytes[end..].iter().any(|b| *b != 0) {
-        ctx.report
-            .bad(place, format!("bytes that are not zero after byte {end}"));
+        let text = format!("bytes that are not zero after byte {end}");
+        ctx.report.bad(place, text);
     }
 }

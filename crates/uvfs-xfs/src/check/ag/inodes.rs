@@ -2,67 +2,52 @@
 
 use super::super::ctx::{Chunk, Ctx};
 use super::super::problem::{Counter, Place, Structure};
-use super::super::reader::Reader;
 use super::super::space::mix;
+use super::GroupCheck;
 use crate::format::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::tree::walk;
-use super::{head, sector};
-
-/// AGI, inode trees, and the chunks' blocks.
-pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut Counts) {
-    let (g, report) = (ctx.g, ctx.report);
-    let ag = &ctx.ags[agno as usize];
-    let place = Place::ag(Structure::Agi, agno);
-    let lost = || {
-        ag.inodes_known.store(false, Ordering::Relaxed);
-        report.incomplete();
-    };
-    let Some(bytes) = sector(ctx, rd, place, agno, AGI_SECTOR) else {
-        return lost();
-    };
-    let ident = g.ident(g.ag_header_daddr(agno, AGI_SECTOR), Some(agno.into()));
-    let agi = match check_agi(&bytes, &ident) {
-        Ok(a) => a,
-        Err(f) => {
-            report.bad(place, f);
-            return lost();
+impl GroupCheck<'_, '_, '_> {
+    /// AGI, inode trees, and the chunks' blocks.
+    pub(super) fn inodes(&mut self, sums: &mut Counts) {
+        let ag = &self.ctx.ags[self.agno as usize];
+        let lost = || {
+            ag.inodes_known.store(false, Ordering::Relaxed);
+            self.ctx.report.incomplete();
+        };
+        if self.agi(sums).is_none() {
+            lost();
         }
-    };
-    head(
-        ctx,
-        place,
-        "agi",
-        agno,
-        agi.versionnum.get(),
-        agi.seqno.get(),
-        agi.length.get(),
-    );
-    ctx.lsn(place, &bytes, 320);
-    let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    let (mut chunks, mut frees) = (Vec::<Chunk>::new(), Vec::<u64>::new());
-    // From the first pass.
-    let known = ag.chunks.get().is_some();
-    // The totals that the finobt should have.
-    let (mut with_free, mut next) = (0u64, 0u64);
-    let (mut count, mut free) = (0u64, 0u64);
-    let mut last_block = None;
-    let ino = walk(
-        ctx,
-        rd,
-        agno,
-        Btree::Ino,
-        agi.root_of(Btree::Ino),
-        &mut |place, i, r: &InobtRecord| {
+    }
+
+    /// Checks the AGI and what it leads to; `None` if not all inodes are known.
+    fn agi(&mut self, sums: &mut Counts) -> Option<()> {
+        let (ctx, agno) = (self.ctx, self.agno);
+        let (g, report) = (ctx.g, ctx.report);
+        let ag = &ctx.ags[agno as usize];
+        let place = Place::ag(Structure::Agi, agno);
+        let (bytes, ident) = self.sector(place, AGI_SECTOR)?;
+        let agi = report.sound(place, check_agi(&bytes, &ident))?;
+        self.head(place, "agi", [agi.versionnum, agi.seqno, agi.length]);
+        ctx.lsn(place, &bytes, 320);
+        let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
+        let (mut chunks, mut frees) = (Vec::<Chunk>::new(), Vec::<u64>::new());
+        // From the first pass.
+        let known = ag.chunks.get().is_some();
+        // The totals that the finobt should have.
+        let (mut with_free, mut next) = (0u64, 0u64);
+        let (mut count, mut free) = (0u64, 0u64);
+        let (mut last_block, mut all) = (None, true);
+        let root = agi.root_of(Btree::Ino);
+        let ino = self.walk(Btree::Ino, root, &mut |place, i, r: &InobtRecord| {
             let Some(c) = unpack(ctx, place, agno, i, r) else {
-                lost();
+                all = false;
                 return;
             };
             if u64::from(c.startino) < next {
                 report.out_of_order(place, "record", i);
-                lost();
+                all = false;
                 return;
             }
             next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
@@ -73,7 +58,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut C
                 with_free = with_free.wrapping_add(chunk_sum(&c));
             }
             if !claim_chunk(ctx, place, agno, i, &c, &mut last_block) {
-                lost();
+                all = false;
                 return;
             }
             if !known {
@@ -83,110 +68,38 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut C
                 });
                 frees.push(c.free);
             }
-        },
-    );
-    if !ino.whole {
-        lost();
-    } else {
-        counters(ctx, place, agi, (count, free), ino.blocks);
+        });
+        (sums.icount, sums.ifree) = (agi.count.get().into(), agi.freecount.get().into());
+        if ino.whole {
+            (sums.icount, sums.ifree) = (count, free);
+            report.count_is(place, Counter::AgiCount, count, agi.count.get());
+            report.count_is(place, Counter::AgiFreecount, free, agi.freecount.get());
+            if g.features.inobtcount {
+                report.count_is(place, Counter::AgiIblocks, ino.blocks, agi.iblocks.get());
+            }
+        }
+        if g.features.finobt {
+            self.free_inodes(agi, ino.whole.then_some(with_free));
+        }
+        // New inodes go beside the last chunk.
+        let newino = agi.newino.get();
+        if newino != NULLAGINO && ino.whole && u64::from(newino) >= inodes_in_ag {
+            report.differ(place, "agi_newino", "an inode of the group", newino);
+        }
+        let heads = unlinked(ctx, place, agi, inodes_in_ag);
+        let _ = ag.chunks.set(Arc::new(chunks));
+        let _ = ag.free.set(Arc::new(frees));
+        let _ = ag.unlinked.set(heads);
+        (ino.whole && all).then_some(())
     }
-    (sums.icount, sums.ifree) = match ino.whole {
-        true => (count, free),
-        false => (agi.count.get().into(), agi.freecount.get().into()),
-    };
-    if g.features.finobt {
-        free_inodes(ctx, rd, agno, agi, ino.whole.then_some(with_free));
-    }
-    // New inodes go beside the last chunk.
-    let newino = agi.newino.get();
-    if newino != NULLAGINO && ino.whole && u64::from(newino) >= inodes_in_ag {
-        report.differ(place, "agi_newino", "an inode of the group", newino);
-    }
-    let heads = unlinked(ctx, place, agi, inodes_in_ag);
-    let _ = ag.chunks.set(Arc::new(chunks));
-    let _ = ag.free.set(Arc::new(frees));
-    let _ = ag.unlinked.set(heads);
-}
 
-/// A record of a tree of inodes, unless it is no chunk of the group.
-fn unpack(ctx: &Ctx<'_>, place: Place, agno: u32, i: usize, r: &InobtRecord) -> Option<InodeChunk> {
-    let (g, report) = (ctx.g, ctx.report);
-    let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    let c = r.unpack(g.features.sparse);
-    let start = u64::from(c.startino);
-    let aligned = if g.chunk_blocks() == 1 {
-        // Several chunks in a block, or exactly one.
-        c.startino.is_multiple_of(INODES_PER_CHUNK)
-    } else {
-        c.startino & ((1 << g.inopblog) - 1) == 0
-    };
-    if !aligned || start >> g.inopblog == 0 || start >= inodes_in_ag {
-        report.differ(
-            place,
-            format!("record {i}: startino"),
-            "an inode chunk of the group",
-            c.startino,
-        );
-        return None;
-    }
-    if !g.holes_fit(c.holemask) {
-        report.bad(place, format!("record {i}: a hole of a part of a cluster"));
-        return None;
-    }
-    let align = if g.features.sparse && c.holemask != 0 {
-        g.spino_align
-    } else {
-        g.inoalignmt
-    };
-    if g.features.aligned_inodes
-        && align > 1
-        && g.chunk_blocks() > 1
-        && !(c.startino >> g.inopblog).is_multiple_of(align)
-    {
-        report.differ(
-            place,
-            format!("record {i}: startino"),
-            format!("aligned to {align} blocks"),
-            c.startino,
-        );
-    }
-    let holes = c.holes();
-    let there = 64 - holes.count_ones();
-    if c.count != there {
-        report.differ(place, format!("record {i}: count"), there, c.count);
-    }
-    if c.free & holes != holes {
-        report.bad(place, format!("record {i}: inodes in use in a hole"));
-    }
-    let n = (c.free & !holes).count_ones();
-    if c.freecount != n {
-        report.differ(place, format!("record {i}: freecount"), n, c.freecount);
-    }
-    Some(c)
-}
-
-/// Compares the counters of inodes and blocks with what the tree has.
-fn counters(ctx: &Ctx<'_>, place: Place, agi: &Agi, (count, free): (u64, u64), blocks: u32) {
-    let (g, report) = (ctx.g, ctx.report);
-    report.count_is(place, Counter::AgiCount, count, agi.count.get());
-    report.count_is(place, Counter::AgiFreecount, free, agi.freecount.get());
-    if g.features.inobtcount {
-        report.count_is(place, Counter::AgiIblocks, blocks, agi.iblocks.get());
-    }
-}
-
-/// The tree of chunks with free inodes, and what the sum of its records should be, if that is known.
-fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expected: Option<u64>) {
-    let (g, report) = (ctx.g, ctx.report);
-    let place = Place::ag(Structure::Agi, agno);
-    let (mut sum, mut next) = (0u64, 0u64);
-    let fino = walk(
-        ctx,
-        rd,
-        agno,
-        Btree::Fino,
-        agi.root_of(Btree::Fino),
-        &mut |place, i, r: &InobtRecord| {
+    /// The tree of chunks with free inodes, and what the sum of its records should be, if that is known.
+    fn free_inodes(&mut self, agi: &Agi, expected: Option<u64>) {
+        let (ctx, agno) = (self.ctx, self.agno);
+        let report = ctx.report;
+        let (mut sum, mut next) = (0u64, 0u64);
+        let root = agi.root_of(Btree::Fino);
+        let fino = self.walk(Btree::Fino, root, &mut |place, i, r: &InobtRecord| {
             let Some(c) = unpack(ctx, place, agno, i, r) else {
                 return;
             };
@@ -198,49 +111,82 @@ fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expecte
                 report.bad(place, format!("record {i} has no free inode"));
             }
             sum = sum.wrapping_add(chunk_sum(&c));
-        },
-    );
-    if fino.whole && expected.is_some_and(|e| e != sum) {
-        report.bad(
-            Place::ag(Btree::Fino, agno),
-            "it does not list the same free inodes as the inobt",
-        );
+        });
+        if fino.whole && expected.is_some_and(|e| e != sum) {
+            let text = "it does not list the same free inodes as the inobt";
+            report.bad(Place::ag(Btree::Fino, agno), text);
+        }
+        if fino.whole && ctx.g.features.inobtcount {
+            let (place, found) = (Place::ag(Structure::Agi, agno), agi.fblocks.get());
+            report.count_is(place, Counter::AgiFblocks, fino.blocks, found);
+        }
     }
-    if fino.whole && g.features.inobtcount {
-        let found = agi.fblocks.get();
-        report.count_is(place, Counter::AgiFblocks, fino.blocks, found);
+}
+
+/// A record of a tree of inodes, unless it is no chunk of the group.
+fn unpack(ctx: &Ctx<'_>, place: Place, agno: u32, i: usize, r: &InobtRecord) -> Option<InodeChunk> {
+    let (g, report) = (ctx.g, ctx.report);
+    let c = r.unpack(g.features.sparse);
+    let differ = |field: &str, expected: &str, found: u32| {
+        report.differ(place, format!("record {i}: {field}"), expected, found);
+    };
+    if !g.is_chunk(agno, c.startino) {
+        differ("startino", "an inode chunk of the group", c.startino);
+        return None;
     }
+    if !g.holes_fit(c.holemask) {
+        report.bad(place, format!("record {i}: a hole of a part of a cluster"));
+        return None;
+    }
+    let align = match g.features.sparse && c.holemask != 0 {
+        true => g.spino_align,
+        false => g.inoalignmt,
+    };
+    if g.features.aligned_inodes
+        && align > 1
+        && g.chunk_blocks() > 1
+        && !(c.startino >> g.inopblog).is_multiple_of(align)
+    {
+        let expected = format!("aligned to {align} blocks");
+        differ("startino", &expected, c.startino);
+    }
+    let holes = c.holes();
+    let there = 64 - holes.count_ones();
+    if c.count != there {
+        differ("count", &there.to_string(), c.count);
+    }
+    if c.free & holes != holes {
+        report.bad(place, format!("record {i}: inodes in use in a hole"));
+    }
+    let n = (c.free & !holes).count_ones();
+    if c.freecount != n {
+        differ("freecount", &n.to_string(), c.freecount);
+    }
+    Some(c)
 }
 
 /// The heads of the lists of unlinked inodes.
 fn unlinked(ctx: &Ctx<'_>, place: Place, agi: &Agi, inodes_in_ag: u64) -> Vec<u32> {
-    let report = ctx.report;
     let mut heads = Vec::new();
     for (bucket, head) in agi.unlinked.iter().enumerate() {
         let head = head.get();
         if head == NULLAGINO {
             continue;
         }
+        let differ = |expected: &str| {
+            let field = format!("agi_unlinked[{bucket}]");
+            ctx.report.differ(place, field, expected, head);
+        };
         if head == 0 || u64::from(head) >= inodes_in_ag {
-            report.differ(
-                place,
-                format!("agi_unlinked[{bucket}]"),
-                "an inode of the group",
-                head,
-            );
+            differ("an inode of the group");
             continue;
         }
         if ctx.log_clean {
             // A clean unmount leaves none.
-            report.differ(place, format!("agi_unlinked[{bucket}]"), "none", head);
+            differ("none");
         }
         if head as usize % AGI_UNLINKED_BUCKETS != bucket {
-            report.differ(
-                place,
-                format!("agi_unlinked[{bucket}]"),
-                "an inode of this bucket",
-                head,
-            );
+            differ("an inode of this bucket");
         }
         heads.push(head);
     }
@@ -262,47 +208,32 @@ fn claim_chunk(
 ) -> bool {
     let g = ctx.g;
     let first = c.startino >> g.inopblog;
+    let claim = |block| {
+        let place = Place::block(Structure::InodeChunk, agno, block);
+        ctx.claim_owned(place, agno, block, 1, RMAP_OWN_INODES);
+    };
     if g.inopblog >= 6 {
         // A block of one or several chunks: claimed once, by the first that comes.
-        if *last != Some(first) {
-            *last = Some(first);
-            ctx.claim_owned(
-                Place::block(Structure::InodeChunk, agno, first),
-                agno,
-                first,
-                1,
-                RMAP_OWN_INODES,
-            );
+        if last.replace(first) != Some(first) {
+            claim(first);
         }
         return true;
     }
     let per_block = 1u32 << g.inopblog;
-    let blocks = g.chunk_blocks();
     let holes = c.holes();
-    for b in 0..blocks {
+    for b in 0..g.chunk_blocks() {
         let mask = ((1u64 << per_block) - 1) << (b * per_block);
+        let bad = |text: &str| ctx.report.bad(place, format!("record {i}: {text}"));
         match holes & mask {
             0 => {}
             m if m == mask => continue,
-            _ => {
-                ctx.report
-                    .bad(place, format!("record {i}: a hole ends inside a block"));
-            }
+            _ => bad("a hole ends inside a block"),
         }
         if !g.has_agb(agno, first + b) {
-            ctx.report.bad(
-                place,
-                format!("record {i}: the chunk ends beyond the group"),
-            );
+            bad("the chunk ends beyond the group");
             return false;
         }
-        ctx.claim_owned(
-            Place::block(Structure::InodeChunk, agno, first + b),
-            agno,
-            first + b,
-            1,
-            RMAP_OWN_INODES,
-        );
+        claim(first + b);
     }
     true
 }

@@ -4,7 +4,7 @@ use super::super::ctx::Gathered;
 use super::super::problem::{Place, Structure, show};
 use crate::format::*;
 use crate::read::inode::Inode;
-use crate::walk::dir::{ShortEntry, short_entries, short_header_len};
+use crate::walk::dir::{ShortEntry, check_name, short_entries, short_header_len};
 
 use super::DirCheck;
 
@@ -58,6 +58,9 @@ impl DirCheck<'_, '_> {
             }
             names.push(name);
             let kind = self.file_type(name, e.ftype);
+            if check_name(name).is_err() {
+                self.bad_entry(name, "has a slash or zero byte in it".into());
+            }
             self.link(name, ino, kind, out);
         }
         report.same(place, "i8count", narrow_enough, u32::from(head.i8count));
