@@ -314,19 +314,14 @@ impl<'a, B: Blocks> Log<'a, B> {
             at,
             heads,
             data: of(h.len.get(), BLOCK),
-            ops: h.num_logops.get(),
-            cycle: h.cycle.get(),
-            version: h.version.get(),
-            size: h.size.get(),
             // Logs of IRIX have none.
             ours: h.fs_uuid == self.uuid || h.fs_uuid == [0; 16],
             tail: Position {
                 cycle: (h.tail_lsn.get() >> 32) as u32,
                 block: h.tail_lsn.get() & 0xffff_ffff,
             },
-            crc: h.crc.get(),
             bytes: h.len.get() as usize,
-            extended: h.version.get() & 2 != 0,
+            h: *h,
         })
     }
 
@@ -340,7 +335,7 @@ impl<'a, B: Blocks> Log<'a, B> {
         // 32-bit machines of some architectures do not pad the header.
         let mut sizes = [LogRecordHeader::SIZE, LogRecordHeader::SIZE - 4].into_iter();
         let heads = |size| (&heads[..size], r.further(heads));
-        Ok(sizes.any(|size| record_checksum(heads(size), data, r.bytes) == r.crc))
+        Ok(sizes.any(|size| record_checksum(heads(size), data, r.bytes) == r.h.crc.get()))
     }
 
     /// The first record that begins in `from..head`, around the end of the log if need be.
@@ -352,7 +347,7 @@ impl<'a, B: Blocks> Log<'a, B> {
 
     /// Whether a record that ends at `head` says that the file system was unmounted.
     fn unmounted(&self, r: &Record, head: u64) -> Result<bool, String> {
-        if (r.at + r.whole()) % self.len != head || r.ops != 1 {
+        if (r.at + r.whole()) % self.len != head || r.h.num_logops.get() != 1 {
             return Ok(false);
         }
         let op = self.read((r.at + r.heads) % self.len)?;
@@ -370,7 +365,7 @@ impl<'a, B: Blocks> Log<'a, B> {
         Ok(End {
             head,
             // The next write begins a new cycle if the last record lies at the end of the log.
-            cycle: last.cycle.wrapping_add(u32::from(last.at >= head)),
+            cycle: (last.h.cycle.get()).wrapping_add(u32::from(last.at >= head)),
             tail: last.tail,
             clean: self.unmounted(&last, head)?,
             torn: false,
@@ -398,9 +393,10 @@ impl<'a, B: Blocks> Log<'a, B> {
             false => head < tail.block && end.cycle == tail.cycle.wrapping_add(1),
         };
         if !follows || tail.block >= self.len {
+            let Position { cycle, block } = tail;
+            let head = format!("{}:{head}", end.cycle);
             return Err(format!(
-                "its tail, {}:{}, contradicts its head, {}:{head}",
-                tail.cycle, tail.block, end.cycle
+                "its tail, {cycle}:{block}, contradicts its head, {head}"
             ));
         }
         Ok(Some(end))
@@ -438,7 +434,7 @@ impl<'a, B: Blocks> Log<'a, B> {
             // The writes that were cut off may have been about to take the tail's place: what
             // lies that near ahead of the head is not needed.
             let ahead = self.distance(head, bad.at);
-            let buffer = u64::from(r.size).div_ceil(BLOCK as u64);
+            let buffer = u64::from(r.h.size.get()).div_ceil(BLOCK as u64);
             if ahead > RECORDS_AT_ONCE as u64 * buffer {
                 return Ok(Some(bad));
             }
@@ -473,7 +469,7 @@ impl<'a, B: Blocks> Log<'a, B> {
             if r.whole() > left {
                 return bad("the record is longer than the log");
             }
-            let summed = r.crc != 0 || (replay && self.summed);
+            let summed = r.h.crc.get() != 0 || (replay && self.summed);
             if summed && !self.is_sound(&r)? {
                 return bad("the record's checksum is wrong");
             }
@@ -540,20 +536,14 @@ struct Record {
     /// Blocks of headers, and of data.
     heads: u64,
     data: u64,
-    ops: u32,
-    cycle: u32,
-    version: u32,
-    /// Bytes of the buffer that it was written from.
-    size: u32,
     /// It is of this file system.
     ours: bool,
     /// The oldest record still needed.
     tail: Position,
-    crc: u32,
     /// Bytes of data.
     bytes: usize,
-    /// Its headers after the first are part of the checksum.
-    extended: bool,
+    /// Its header.
+    h: LogRecordHeader,
 }
 
 impl Record {
@@ -565,15 +555,17 @@ impl Record {
     /// Whether its header makes sense, in a log that is written from buffers of `buffer` bytes. Programs that
     /// format a log write its one operation, which fills a stripe unit, with the size of the least buffer.
     fn is_valid(&self, buffer: usize) -> bool {
-        let fits = self.bytes <= self.size as usize || (self.ops == 1 && self.bytes <= buffer);
-        self.version != 0 && self.version & !3 == 0 && self.bytes > 0 && fits
+        let (version, ops) = (self.h.version.get(), self.h.num_logops.get());
+        let size = self.h.size.get() as usize;
+        let fits = self.bytes <= size || (ops == 1 && self.bytes <= buffer);
+        version != 0 && version & !3 == 0 && self.bytes > 0 && fits
     }
 
     /// The headers after the first that its data needs, of all `heads`.
     fn further<'h>(&self, heads: &'h [u8]) -> &'h [u8] {
-        let needed = match self.extended {
-            true => self.bytes.div_ceil(LOG_CYCLE_DATA_SIZE),
-            false => 1,
+        let needed = match self.h.version.get() & 2 {
+            0 => 1,
+            _ => self.bytes.div_ceil(LOG_CYCLE_DATA_SIZE),
         };
         &heads[BLOCK..heads.len().min(needed.max(1) * BLOCK)]
     }

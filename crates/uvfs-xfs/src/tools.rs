@@ -8,7 +8,7 @@ mod ls;
 
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::read::inode::Fork;
+use crate::read::inode::{Fork, Inode};
 use crate::read::volume::Volume;
 pub use copy::{Copied, Trust, copy_out};
 pub use ls::{LsOptions, escape, format_time, human, ls, mode_string, quote};
@@ -30,13 +30,15 @@ fn output(what: &str) -> impl Fn(io::Error) -> Error {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// ls
-// ---------------------------------------------------------------------------------------------
-
-// ---------------------------------------------------------------------------------------------
-// cat and stat
-// ---------------------------------------------------------------------------------------------
+/// The error of a directory that another entry led to before.
+fn twice(dir: &Inode, ino: u64) -> Error {
+    dir.wrong(
+        "directory",
+        "inumber",
+        "a directory that is in one place",
+        ino,
+    )
+}
 
 /// Writes the contents of the regular file at `path`, links followed.
 pub fn cat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
@@ -48,8 +50,8 @@ pub fn cat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
         if n == 0 {
             return Ok(());
         }
-        out.write_all(&buf[..n])
-            .map_err(output("writing the contents"))?;
+        let written = out.write_all(&buf[..n]);
+        written.map_err(output("writing the contents"))?;
         offset += n as u64;
     }
 }
@@ -72,10 +74,8 @@ pub fn stat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
         FileType::Symlink => "symbolic link",
         FileType::Unknown => "unknown",
     };
-    let sectors = i
-        .nblocks
-        .saturating_mul(u64::from(volume.geometry().block_size) / 512);
     let block_size = volume.geometry().block_size;
+    let sectors = i.nblocks.saturating_mul(u64::from(block_size) / 512);
     text += &format!(
         "\n  Size: {}\tBlocks: {sectors}\tIO Block: {block_size}\t{kind}\n Inode: {}\tLinks: {}",
         i.size, i.ino, i.nlink
@@ -121,10 +121,6 @@ pub fn stat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
     out.write_all(text.as_bytes())
         .map_err(output("writing the description"))
 }
-
-// ---------------------------------------------------------------------------------------------
-// cp
-// ---------------------------------------------------------------------------------------------
 
 #[cfg(test)]
 mod tests;

@@ -155,10 +155,9 @@ impl XfsFs {
     }
 
     fn inode(&self, node: Node) -> crate::Result<Inode> {
-        let ino = if node == ROOT {
-            self.volume.geometry().rootino
-        } else {
-            node.0
+        let ino = match node == ROOT {
+            true => self.volume.geometry().rootino,
+            false => node.0,
         };
         self.volume.inode(ino).map_err(|e| match e {
             Error::NotFound(_) => Error::NotFound(GONE),
@@ -198,10 +197,9 @@ impl XfsFs {
     }
 
     fn node(&self, ino: u64) -> Node {
-        if ino == self.volume.geometry().rootino {
-            ROOT
-        } else {
-            Node(ino)
+        match ino == self.volume.geometry().rootino {
+            true => ROOT,
+            false => Node(ino),
         }
     }
 
@@ -269,18 +267,26 @@ fn extended_flags(i: &Inode) -> u32 {
 }
 
 /// The flags of an inode as lsattr(1) knows them (linux/fs.h).
-fn inode_flags(i: &Inode) -> u32 {
-    [
-        (DIFLAG_SYNC, 0x8),
-        (DIFLAG_IMMUTABLE, 0x10),
-        (DIFLAG_APPEND, 0x20),
-        (DIFLAG_NODUMP, 0x40),
-        (DIFLAG_NOATIME, 0x80),
-        (DIFLAG_PROJINHERIT, 0x2000_0000),
-    ]
-    .into_iter()
-    .filter(|(bit, _)| i.flags & bit != 0)
-    .fold(0, |all, (_, flag)| all | flag)
+const INODE_FLAGS: [(u16, u64); 6] = [
+    (DIFLAG_SYNC, 0x8),
+    (DIFLAG_IMMUTABLE, 0x10),
+    (DIFLAG_APPEND, 0x20),
+    (DIFLAG_NODUMP, 0x40),
+    (DIFLAG_NOATIME, 0x80),
+    (DIFLAG_PROJINHERIT, 0x2000_0000),
+];
+
+/// The flags of an inode as statx(2) has them.
+const STATX_FLAGS: [(u16, u64); 3] = [
+    (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
+    (DIFLAG_APPEND, STATX_ATTR_APPEND),
+    (DIFLAG_NODUMP, STATX_ATTR_NODUMP),
+];
+
+/// The flags of an inode as a table has them.
+fn flags(i: &Inode, table: &[(u16, u64)]) -> u64 {
+    let set = table.iter().filter(|(flag, _)| i.flags & flag != 0);
+    set.fold(0, |all, (_, flag)| all | flag)
 }
 
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
@@ -373,19 +379,10 @@ impl FileSystem for XfsFs {
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
         let i = self.look(cx, || self.inode(node)).await?;
-        let flags = [
-            (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
-            (DIFLAG_APPEND, STATX_ATTR_APPEND),
-            (DIFLAG_NODUMP, STATX_ATTR_NODUMP),
-        ];
-        let attributes = flags
-            .iter()
-            .filter(|(f, _)| i.flags & f != 0)
-            .fold(0, |m, (_, a)| m | a);
         let statx = abi::Statx {
             mask: STATX_BASIC_STATS | if i.crtime.is_some() { STATX_BTIME } else { 0 },
             blksize: self.volume.geometry().block_size,
-            attributes,
+            attributes: flags(&i, &STATX_FLAGS),
             nlink: i.nlink,
             uid: i.uid,
             gid: i.gid,
@@ -562,7 +559,7 @@ impl FileSystem for XfsFs {
     async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
         let inode = self.look(cx, || self.inode(node)).await?;
         let mut data = match ioctl.cmd {
-            FS_IOC_GETFLAGS => inode_flags(&inode).to_ne_bytes().to_vec(),
+            FS_IOC_GETFLAGS => (flags(&inode, &INODE_FLAGS) as u32).to_ne_bytes().to_vec(),
             FS_IOC_FSGETXATTR => {
                 // struct fsxattr: flags, extent size hint, extents, project, extent size hint of copies, padding.
                 let has_attr = inode.fork_format(Fork::Attr).is_some();

@@ -26,13 +26,7 @@ impl Verifier for Checksummed {
 
     fn verify(&self, _daddr: u64, bytes: &[u8]) -> Result<(), Corrupt> {
         let word = Be32::at(bytes, self.magic_at).map_err(fault)?.get();
-        let magic = word >> (32 - self.magic_bits);
-        if !self.magics.contains(&magic) {
-            return Err(fault(Fault::Magic {
-                expected: self.magics[0],
-                found: magic,
-            }));
-        }
+        check_magic(self.magics, word >> (32 - self.magic_bits))?;
         check_crc(bytes, self.crc_offset).map_err(fault)
     }
 
@@ -49,6 +43,15 @@ impl Verifier for Checksummed {
 
 fn fault(f: Fault) -> Corrupt {
     Corrupt::from(f.to_string())
+}
+
+/// Checks that a magic number is one of these.
+fn check_magic(magics: &[u32], found: u32) -> Result<(), Corrupt> {
+    let expected = magics[0];
+    match magics.contains(&found) {
+        true => Ok(()),
+        false => Err(fault(Fault::Magic { expected, found })),
+    }
 }
 
 macro_rules! blocks {
@@ -100,12 +103,7 @@ impl Verifier for Inodes {
     fn verify(&self, _daddr: u64, bytes: &[u8]) -> Result<(), Corrupt> {
         for inode in bytes.chunks(self.size) {
             let d = DinodeV2::at(inode, 0).map_err(fault)?;
-            if d.magic.get() != DINODE_MAGIC {
-                return Err(fault(Fault::Magic {
-                    expected: DINODE_MAGIC.into(),
-                    found: d.magic.get().into(),
-                }));
-            }
+            check_magic(&[DINODE_MAGIC.into()], d.magic.get().into())?;
             check_crc(inode, DINODE_CRC_OFFSET).map_err(fault)?;
         }
         Ok(())
@@ -135,13 +133,19 @@ pub fn inodes(inode_size: u32) -> &'static dyn Verifier {
 /// superblock tells the size of the sectors.
 struct AgHeaders;
 
-/// Where the checksum is in each of the four sectors.
-const HEADER_CRCS: [usize; 4] = [
-    SB_CRC_OFFSET,
-    AGF_CRC_OFFSET,
-    AGI_CRC_OFFSET,
-    AGFL_CRC_OFFSET,
+/// The magic number of each of the four sectors, and where its checksum is.
+const HEADERS: [(u32, usize); 4] = [
+    (SB_MAGIC, SB_CRC_OFFSET),
+    (AGF_MAGIC, AGF_CRC_OFFSET),
+    (AGI_MAGIC, AGI_CRC_OFFSET),
+    (AGFL_MAGIC, AGFL_CRC_OFFSET),
 ];
+
+/// Bytes of a sector, as the superblock in the first one says.
+fn sector_size(bytes: &[u8]) -> usize {
+    let sb = Superblock::at(bytes, 0).ok();
+    sb.and_then(Superblock::sector_size).unwrap_or(512)
+}
 
 impl Verifier for AgHeaders {
     fn name(&self) -> &'static str {
@@ -149,31 +153,20 @@ impl Verifier for AgHeaders {
     }
 
     fn verify(&self, _daddr: u64, bytes: &[u8]) -> Result<(), Corrupt> {
-        let sb = Superblock::at(bytes, 0).map_err(fault)?;
-        let sector = sb.sector_size().unwrap_or(512);
-        let magics = [SB_MAGIC, AGF_MAGIC, AGI_MAGIC, AGFL_MAGIC];
-        for (i, (magic, crc)) in magics.into_iter().zip(HEADER_CRCS).enumerate() {
+        let sector = sector_size(bytes);
+        for (i, (magic, crc)) in HEADERS.into_iter().enumerate() {
             let Some(s) = bytes.get(i * sector..(i + 1) * sector) else {
                 return Err("they do not fit".into());
             };
-            let found = Be32::at(s, 0).map_err(fault)?.get();
-            if found != magic {
-                return Err(fault(Fault::Magic {
-                    expected: magic,
-                    found,
-                }));
-            }
+            check_magic(&[magic], Be32::at(s, 0).map_err(fault)?.get())?;
             check_crc(s, crc).map_err(fault)?;
         }
         Ok(())
     }
 
     fn seal(&self, _daddr: u64, bytes: &mut [u8]) {
-        let sector = Superblock::at(bytes, 0)
-            .ok()
-            .and_then(Superblock::sector_size)
-            .unwrap_or(512);
-        for (s, crc) in bytes.chunks_exact_mut(sector).zip(HEADER_CRCS) {
+        let sector = sector_size(bytes);
+        for (s, (_, crc)) in bytes.chunks_exact_mut(sector).zip(HEADERS) {
             store_crc(s, crc);
         }
     }

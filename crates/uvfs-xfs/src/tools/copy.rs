@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::ls::escape;
-use super::{BATCH, CHUNK, MAX_DEPTH, output};
+use super::{BATCH, CHUNK, MAX_DEPTH, output, twice};
 
 /// The counts of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn copy_out(
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         rfs::openat(rfs::CWD, path, flags, Mode::empty())
     };
-    let failed = |path: &Path, e: rustix::io::Errno| Error::Output {
+    let failed = |path: &Path, e: Errno| Error::Output {
         what: path.display().to_string(),
         source: e.into(),
     };
@@ -94,11 +94,9 @@ pub fn copy_out(
             copy.root = rustix::io::dup(&fd).ok();
             copy.contents(fd, PathBuf::new(), inode, false);
         }
-        (Err(rustix::io::Errno::NOENT), _) => {
+        (Err(Errno::NOENT), _) => {
             let parent = uvfs_sys::directory_of(to);
-            let Some(last) = to.file_name() else {
-                return Err(failed(to, rustix::io::Errno::NOENT));
-            };
+            let last = to.file_name().ok_or_else(|| failed(to, Errno::NOENT))?;
             let fd = open_dir(parent).map_err(|e| failed(parent, e))?;
             copy.tree(fd, last, inode);
         }
@@ -164,12 +162,8 @@ impl Copy<'_> {
     }
 
     fn check_os<T>(&mut self, path: &Path, what: &str, r: rustix::io::Result<T>) -> Option<T> {
-        let what = || format!("{what} {}", path.display());
-        let r = r.map_err(|e| Error::Output {
-            what: what(),
-            source: e.into(),
-        });
-        self.check(path, r)
+        let failed = |e: Errno| output(&format!("{what} {}", path.display()))(e.into());
+        self.check(path, r.map_err(failed))
     }
 
     /// Copies `inode` as `name` in `dir`, with everything below it.
@@ -191,11 +185,8 @@ impl Copy<'_> {
         // The directory just made, or one that another user has put in its place?
         let stat = self.check_os(path, "stat", rfs::fstat(&fd))?;
         let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
-        self.check_os(
-            path,
-            "opening",
-            if ours { Ok(()) } else { Err(Errno::STALE) },
-        )?;
+        let ours = if ours { Ok(()) } else { Err(Errno::STALE) };
+        self.check_os(path, "opening", ours)?;
         self.done.directories += 1;
         Some(fd)
     }
@@ -225,13 +216,8 @@ impl Copy<'_> {
         let root = self.root.as_ref().ok_or(Errno::BADF)?;
         let beneath =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let fd = rfs::openat2(
-            root,
-            path,
-            flags | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-            beneath,
-        )?;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rfs::openat2(root, path, flags, Mode::empty(), beneath)?;
         match Made::of(&rfs::fstat(&fd)?) == made {
             true => Ok(fd),
             false => Err(Errno::STALE),
@@ -273,17 +259,14 @@ impl Copy<'_> {
                 continue;
             }
             if !self.seen.insert(ino) {
-                let f = Fault::field("inumber", "a directory that is in one place", ino);
-                let e = top.inode.fault("directory", f);
+                let e = twice(&top.inode, ino);
                 self.fail(&path, e);
                 continue;
             }
             let fd = self.make_dir(top.fd.as_fd(), name, &path);
             if stack.len() >= MAX_DEPTH {
-                let what = format!(
-                    "{}: copying deeper than {MAX_DEPTH} directories is",
-                    path.display()
-                );
+                let shown = path.display();
+                let what = format!("{shown}: copying deeper than {MAX_DEPTH} directories is");
                 self.fail(&path, Error::Unsupported(what));
             } else if let Some(fd) = fd {
                 stack.push(frame(fd, path, child, true));
@@ -319,13 +302,8 @@ impl Copy<'_> {
     fn file(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path, inode: &Inode) {
         if let Some((first, made)) = self.links.get(&inode.ino) {
             let linked = self.open_again(first, *made, OFlags::PATH).and_then(|fd| {
-                rfs::linkat(
-                    rfs::CWD,
-                    by_descriptor(fd.as_fd()),
-                    dir,
-                    name,
-                    AtFlags::SYMLINK_FOLLOW,
-                )
+                let (old, how) = (by_descriptor(fd.as_fd()), AtFlags::SYMLINK_FOLLOW);
+                rfs::linkat(rfs::CWD, old, dir, name, how)
             });
             if self.check_os(path, "linking", linked).is_some() {
                 self.done.links += 1;
@@ -391,7 +369,7 @@ impl Copy<'_> {
     /// Copies data where there is any, and sets the size.
     fn bytes(&mut self, fd: BorrowedFd<'_>, inode: &Inode) -> Result<()> {
         let (volume, buf, copied) = (self.volume, &mut self.buf, &mut self.done.bytes);
-        let failed = |e: rustix::io::Errno| output("writing")(e.into());
+        let failed = |e: Errno| output("writing")(e.into());
         rfs::ftruncate(fd, inode.size).map_err(failed)?;
         let log = volume.geometry().blocklog;
         let blocks = inode.size.div_ceil(1 << log);
@@ -406,8 +384,8 @@ impl Copy<'_> {
                 let n = volume.read(inode, at, &mut buf[..want])?;
                 let mut done = 0;
                 while done < n {
-                    done +=
-                        rustix::io::pwrite(fd, &buf[done..n], at + done as u64).map_err(failed)?;
+                    let written = rustix::io::pwrite(fd, &buf[done..n], at + done as u64);
+                    done += written.map_err(failed)?;
                 }
                 at += want as u64;
                 *copied += n as u64;
@@ -427,11 +405,8 @@ impl Copy<'_> {
         });
         let mode = self.mode(inode);
         self.check_os(path, "setting the mode of", rfs::fchmod(fd, mode));
-        self.check_os(
-            path,
-            "setting the times of",
-            rfs::futimens(fd, &times(inode)),
-        );
+        let set = rfs::futimens(fd, &times(inode));
+        self.check_os(path, "setting the times of", set);
         let made = Made::of(&self.check_os(path, "stat", rfs::fstat(fd))?);
         self.flags(fd, path, inode, made);
         Some(made)
@@ -537,10 +512,8 @@ fn add_flags(fd: BorrowedFd<'_>, flags: IFlags) -> rustix::io::Result<()> {
 fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {
     // All bits set would mean "leave it".
     let id = |v: u32| (v != u32::MAX).then_some(v);
-    (
-        id(inode.uid).map(Uid::from_raw),
-        id(inode.gid).map(Gid::from_raw),
-    )
+    let (uid, gid) = (id(inode.uid), id(inode.gid));
+    (uid.map(Uid::from_raw), gid.map(Gid::from_raw))
 }
 
 fn times(inode: &Inode) -> Timestamps {

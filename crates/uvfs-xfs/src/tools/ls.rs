@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{SORT_LIMIT, output};
+use super::{SORT_LIMIT, output, twice};
 
 /// How [`ls`] lists.
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,7 +77,7 @@ pub fn ls(
                 true
             });
             if let Err(e) = read {
-                report(Path::new(OsStr::from_bytes(&path)), &e);
+                report(as_path(&path), &e);
             }
             entries.sort_by(|a, b| a.0.cmp(&b.0));
             for (name, ino, kind) in entries.drain(..) {
@@ -97,14 +97,8 @@ pub fn ls(
             match volume.inode(ino) {
                 Ok(i) if !i.is_dir() => {}
                 Ok(i) if seen.insert(ino) => todo.push((child, i)),
-                Ok(_) => {
-                    let f = Fault::field("inumber", "a directory that is in one place", ino);
-                    report(
-                        Path::new(OsStr::from_bytes(&child)),
-                        &dir.fault("directory", f),
-                    );
-                }
-                Err(e) if !options.long => report(Path::new(OsStr::from_bytes(&child)), &e),
+                Ok(_) => report(as_path(&child), &twice(&dir, ino)),
+                Err(e) if !options.long => report(as_path(&child), &e),
                 Err(_) => {} // Reported with its line.
             }
         }
@@ -112,11 +106,14 @@ pub fn ls(
     Ok(errors)
 }
 
-pub(super) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    let slash: &[u8] = if dir.is_empty() || dir.ends_with(b"/") {
-        b""
-    } else {
-        b"/"
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = match dir.is_empty() || dir.ends_with(b"/") {
+        true => b"",
+        false => b"/",
     };
     [dir, slash, name].concat()
 }
@@ -136,7 +133,7 @@ fn line(
     let inode = match volume.inode(ino) {
         Ok(i) => i,
         Err(e) => {
-            report(Path::new(OsStr::from_bytes(name)), &e);
+            report(as_path(name), &e);
             out.write_all(b"??????????   ? ? ? ? ? ")?;
             return out.write_all(&[&name_of(name, options), &b"\n"[..]].concat());
         }
@@ -161,7 +158,7 @@ fn line(
     if inode.file_type() == FileType::Symlink {
         match volume.readlink(&inode) {
             Ok(target) => out.write_all(&[b" -> ", &*name_of(&target, options)].concat())?,
-            Err(e) => report(Path::new(OsStr::from_bytes(name)), &e),
+            Err(e) => report(as_path(name), &e),
         }
     }
     writeln!(out)
@@ -234,16 +231,12 @@ pub fn quote(name: &[u8]) -> String {
                     let letter = b"abtnvfr"[c as usize - 7];
                     quoted.extend(['\\', char::from(letter)]);
                 }
-                c => {
-                    let mut room = [0; 4];
-                    let bytes = c.encode_utf8(&mut room).bytes();
-                    bytes.for_each(|byte| quoted.push_str(&format!("\\{byte:03o}")));
-                }
+                c => push_octal(&mut quoted, c.encode_utf8(&mut [0; 4]).as_bytes()),
             }
         }
-        for byte in chunk.invalid() {
+        if !chunk.invalid().is_empty() {
             switch(&mut quoted, &mut escaped, true);
-            quoted.push_str(&format!("\\{byte:03o}"));
+            push_octal(&mut quoted, chunk.invalid());
         }
     }
     quoted.push('\'');
@@ -258,19 +251,18 @@ pub fn escape(name: &[u8]) -> String {
         for c in chunk.valid().chars() {
             match c {
                 '\\' => s.push_str("\\\\"),
-                c if c.is_control() => c
-                    .encode_utf8(&mut [0; 4])
-                    .bytes()
-                    .for_each(|b| s.push_str(&format!("\\{b:03o}"))),
+                c if c.is_control() => push_octal(&mut s, c.encode_utf8(&mut [0; 4]).as_bytes()),
                 c => s.push(c),
             }
         }
-        chunk
-            .invalid()
-            .iter()
-            .for_each(|b| s.push_str(&format!("\\{b:03o}")));
+        push_octal(&mut s, chunk.invalid());
     }
     s
+}
+
+/// Adds bytes as octal numbers.
+fn push_octal(s: &mut String, bytes: &[u8]) {
+    bytes.iter().for_each(|b| s.push_str(&format!("\\{b:03o}")));
 }
 
 /// A mode as `ls -l` shows it.
