@@ -60,6 +60,18 @@ pub struct Features {
     pub unknown_log_incompat: u32,
 }
 
+impl Features {
+    /// Whether allocation groups have this tree.
+    pub fn has_tree(&self, tree: Btree) -> bool {
+        match tree {
+            Btree::Fino => self.finobt,
+            Btree::Rmap => self.rmapbt,
+            Btree::Refcount => self.reflink,
+            _ => true,
+        }
+    }
+}
+
 /// Sizes of a file system and the conversions between its addresses.
 #[derive(Debug, Clone)]
 pub struct Geometry {

@@ -4,7 +4,7 @@
 //! for which a leaf is too small lies in blocks of its own behind them ("remote").
 
 use super::Put;
-use super::dir::{Links, da_header, fill_nodes};
+use super::dir::NewBlocks;
 use crate::format::*;
 use crate::geometry::Geometry;
 use std::ops::Range;
@@ -142,44 +142,35 @@ impl AttrPlan {
         put: &mut Put<'_, E>,
     ) -> Result<(), E> {
         let size = g.block_size as usize;
+        let new = NewBlocks { g, ino, daddr };
         let n = self.leaves.len();
         let first = u64::from(n > 1);
+        let row: Vec<u64> = (first..first + n as u64).collect();
         let mut value_at = self.index_blocks() as u64;
         let mut lasts = Vec::with_capacity(n);
         let mut bytes = vec![0; size];
         for (i, range) in self.leaves.iter().enumerate() {
             bytes.fill(0);
-            let at = first + i as u64;
             let entries = &self.entries[range.clone()];
-            let links = Links {
-                forw: if i + 1 < n { at as u32 + 1 } else { 0 },
-                back: if i > 0 { at as u32 - 1 } else { 0 },
-                magic: ATTR3_LEAF_MAGIC,
-            };
-            da_header(g, ino, daddr(at), links, 0, 0, &mut bytes);
+            new.da_header(&row, i, ATTR3_LEAF_MAGIC, (0, 0), &mut bytes);
             let mut end = size;
             for (k, e) in entries.iter().enumerate() {
                 let a = &attrs[e.attr];
                 end -= e.len;
                 let local = e.value_blocks == 0;
+                let entry_at = attr_leaf_header_len(true) + k * AttrLeafEntry::SIZE;
                 AttrLeafEntry {
                     hashval: Be32::new(e.hash),
                     nameidx: Be16::new(end as u16),
                     flags: a.flags | if local { ATTR_LOCAL } else { 0 },
                     pad2: 0,
                 }
-                .put(
-                    &mut bytes,
-                    attr_leaf_header_len(true) + k * AttrLeafEntry::SIZE,
-                );
+                .put(&mut bytes, entry_at);
                 let namelen = a.name.len() as u8;
-                if local {
+                let (head, value) = if local {
                     let valuelen = Be16::new(a.value.len() as u16);
                     AttrNameLocal { valuelen, namelen }.put(&mut bytes, end);
-                    let at = end + AttrNameLocal::SIZE;
-                    bytes[at..at + a.name.len()].copy_from_slice(&a.name);
-                    let at = at + a.name.len();
-                    bytes[at..at + a.value.len()].copy_from_slice(&a.value);
+                    (AttrNameLocal::SIZE, &a.value[..])
                 } else {
                     AttrNameRemote {
                         valueblk: Be32::new(value_at as u32),
@@ -187,33 +178,33 @@ impl AttrPlan {
                         namelen,
                     }
                     .put(&mut bytes, end);
-                    let at = end + AttrNameRemote::SIZE;
-                    bytes[at..at + a.name.len()].copy_from_slice(&a.name);
                     value_at += e.value_blocks as u64;
-                }
+                    (AttrNameRemote::SIZE, &[][..])
+                };
+                let name_at = end + head;
+                let value_at = name_at + a.name.len();
+                bytes[name_at..value_at].copy_from_slice(&a.name);
+                bytes[value_at..value_at + value.len()].copy_from_slice(value);
             }
             let table = attr_leaf_header_len(true) + entries.len() * AttrLeafEntry::SIZE;
-            let none = [Be16::new(0); 2];
+            let mut freemap = [[Be16::new(0); 2]; 3];
+            freemap[0] = [table, end - table].map(|n| Be16::new(n as u16));
             AttrLeafCounts {
                 count: Be16::new(entries.len() as u16),
                 usedbytes: Be16::new((size - end) as u16),
                 firstused: Be16::new(end as u16),
                 holes: 0,
                 pad1: 0,
-                freemap: [
-                    [Be16::new(table as u16), Be16::new((end - table) as u16)],
-                    none,
-                    none,
-                ],
+                freemap,
             }
             .put(&mut bytes, Da3BlockInfo::SIZE);
-            lasts.push((entries.last().map_or(0, |e| e.hash), at));
-            put(at, &bytes)?;
+            lasts.push((entries.last().map_or(0, |e| e.hash), row[i]));
+            put(row[i], &bytes)?;
         }
         if n > 1 {
-            let mut nodes = vec![0];
-            nodes.extend((0..self.nodes as u64).map(|i| 1 + n as u64 + i));
-            fill_nodes(g, ino, size, lasts, &nodes, daddr, put)?;
+            let others = 1 + n as u64..1 + (n + self.nodes) as u64;
+            let nodes: Vec<u64> = [0].into_iter().chain(others).collect();
+            new.fill_nodes(size, lasts, &nodes, put)?;
         }
         let mut at = self.index_blocks() as u64;
         for e in self.entries.iter().filter(|e| e.value_blocks > 0) {

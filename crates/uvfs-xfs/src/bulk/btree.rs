@@ -18,26 +18,22 @@ pub struct Shape {
 impl Shape {
     /// The shape of a tree of an allocation group, whose root is a block too.
     pub fn new(tree: Btree, block_size: usize, records: usize) -> Shape {
-        let leaf = tree.max_records(block_size, true, 0);
-        let node = tree.max_records(block_size, true, 1);
-        let mut levels = vec![blocks_for(records, leaf)];
-        while let Some(&n) = levels.last()
-            && n > 1
-        {
-            levels.push(blocks_for(n, node));
-        }
-        Shape { levels }
+        Shape::below(tree, block_size, records, 1)
     }
 
     /// The shape of a fork's tree whose root is in the inode and has room for `root` pointers.
     pub fn of_fork(block_size: usize, records: usize, root: usize) -> Shape {
-        let leaf = Btree::Bmap.max_records(block_size, true, 0);
-        let node = Btree::Bmap.max_records(block_size, true, 1);
-        let mut levels = vec![blocks_for(records, leaf)];
+        Shape::below(Btree::Bmap, block_size, records, root.max(1))
+    }
+
+    /// A shape whose top level has `top` blocks at most.
+    fn below(tree: Btree, block_size: usize, records: usize, top: usize) -> Shape {
+        let most = |level| tree.max_records(block_size, true, level);
+        let mut levels = vec![blocks_for(records, most(0))];
         while let Some(&n) = levels.last()
-            && n > root.max(1)
+            && n > top
         {
-            levels.push(blocks_for(n, node));
+            levels.push(blocks_for(n, most(1)));
         }
         Shape { levels }
     }
@@ -181,6 +177,13 @@ pub fn fork_root_room(fork_len: usize) -> usize {
     fork_len.saturating_sub(BmdrBlock::SIZE) / (8 + 8)
 }
 
+/// The records of extents.
+pub fn extent_records(extents: &[Extent]) -> Vec<u8> {
+    let records = extents.iter().map(ExtentRecord::pack);
+    let words = records.flat_map(|r| [r.l0, r.l1]);
+    words.flat_map(Be64::to_bytes).collect()
+}
+
 /// Builds the tree of inode `ino`'s fork of `fork_len` bytes from `extents`, which are sorted. `at`
 /// are the addresses for its blocks, as many as [`Shape::of_fork`] says.
 ///
@@ -193,12 +196,7 @@ pub fn build_fork(
     extents: &[Extent],
     at: &[u64],
 ) -> ForkTree {
-    let mut records = Vec::with_capacity(extents.len() * ExtentRecord::SIZE);
-    for e in extents {
-        let r = ExtentRecord::pack(e);
-        records.extend_from_slice(&r.l0.to_bytes());
-        records.extend_from_slice(&r.l1.to_bytes());
-    }
+    let records = extent_records(extents);
     let room = fork_root_room(fork_len);
     let shape = Shape::of_fork(g.block_size as usize, extents.len(), room);
     let daddr = |fsbno: u64| g.fsb(fsbno).map_or(0, |a| g.daddr(a));
@@ -250,10 +248,9 @@ fn build_levels<A: Copy>(
 ) -> (Vec<Built<A>>, Level<A>) {
     assert_eq!(at.len(), shape.blocks(), "as many addresses as blocks");
     let (record_len, key_len, ptr_len) = (tree.record_len(), tree.key_len(), tree.ptr_len());
-    let low_len = if tree == Btree::Rmap {
-        RmapKey::SIZE
-    } else {
-        key_len
+    let low_len = match tree {
+        Btree::Rmap => RmapKey::SIZE,
+        _ => key_len,
     };
     let mut built = Vec::with_capacity(at.len());
     // Addresses go to the levels from the root down.
@@ -279,13 +276,8 @@ fn build_levels<A: Copy>(
         for (i, address) in at.iter().enumerate() {
             let part = share(entries, at.len(), i);
             let left = i.checked_sub(1).map(|l| at[l]);
-            let mut bytes = head(
-                *address,
-                level as u16,
-                part.len(),
-                left,
-                at.get(i + 1).copied(),
-            );
+            let right = at.get(i + 1).copied();
+            let mut bytes = head(*address, level as u16, part.len(), left, right);
             let start = tree.header_len(true);
             match &below {
                 None => {

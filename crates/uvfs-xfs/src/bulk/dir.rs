@@ -8,6 +8,7 @@
 use super::Put;
 use crate::format::*;
 use crate::geometry::Geometry;
+use std::ops::Range;
 
 /// An entry to be made.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,7 @@ pub enum DirLayout {
 #[derive(Debug)]
 pub struct DirPlan {
     /// For each data block, the range of entries in it; "." and ".." come before the first.
-    data: Vec<std::ops::Range<usize>>,
+    data: Vec<Range<usize>>,
     form: Form,
 }
 
@@ -49,18 +50,7 @@ enum Form {
 
 const DOT_LEN: usize = 16;
 
-/// Where a data block's free space is.
-struct Room {
-    offset: usize,
-    len: usize,
-}
-
 impl DirPlan {
-    /// Directory blocks of entries.
-    pub fn data_blocks(&self) -> usize {
-        self.data.len()
-    }
-
     /// The directory's size in bytes, as its inode has it.
     pub fn size(&self, g: &Geometry) -> u64 {
         self.data.len() as u64 * u64::from(g.dir_block_size)
@@ -72,12 +62,12 @@ impl DirPlan {
         let mut runs = vec![(0, self.data.len())];
         match self.form {
             Form::Block => {}
-            Form::Leaf => runs.push((DIR2_LEAF_OFFSET >> g.blocklog, 1)),
+            Form::Leaf => runs.push((g.dir_index().start, 1)),
             Form::Node { free } => {
                 let entries = self.data.last().map_or(0, |r| r.end) + 2;
                 let index: usize = index_levels(g, entries).iter().sum();
-                runs.push((DIR2_LEAF_OFFSET >> g.blocklog, index));
-                runs.push((DIR2_FREE_OFFSET >> g.blocklog, free));
+                runs.push((g.dir_index().start, index));
+                runs.push((g.dir_index().end, free));
             }
         }
         runs
@@ -190,7 +180,9 @@ pub fn fill<E>(
     put: &mut Put<'_, E>,
 ) -> Result<(), E> {
     let size = g.dir_block_size as usize;
-    let per_block = 1u64 << g.dirblklog;
+    let per_block = g.dir_blocks();
+    let ino = owner.ino;
+    let new = NewBlocks { g, ino, daddr };
     let mut index: Vec<(u32, u32)> = Vec::with_capacity(entries.len() + 2);
     let mut bests: Vec<u16> = Vec::with_capacity(plan.data.len());
     let mut bytes = vec![0; size];
@@ -235,39 +227,23 @@ pub fn fill<E>(
             }
             _ => size,
         };
-        let room = Room {
-            offset,
-            len: end - offset,
-        };
         let magic = match plan.form {
             Form::Block => DIR3_BLOCK_MAGIC,
             _ => DIR3_DATA_MAGIC,
         };
-        data_header(g, owner.ino, magic, daddr(at), &room, &mut bytes);
-        bests.push(room.len as u16);
+        new.data_header(at, magic, offset..end, &mut bytes);
+        bests.push((end - offset) as u16);
         put(at, &bytes)?;
     }
     if plan.form == Form::Block {
         return Ok(());
     }
     index.sort_unstable();
-    let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+    let leaf_at = g.dir_index().start;
     if plan.form == Form::Leaf {
         bytes.fill(0);
-        let links = Links {
-            forw: 0,
-            back: 0,
-            magic: DIR3_LEAF1_MAGIC,
-        };
-        da_header(
-            g,
-            owner.ino,
-            daddr(leaf_at),
-            links,
-            index.len(),
-            0,
-            &mut bytes,
-        );
+        let counts = (index.len(), 0);
+        new.da_header(&[leaf_at], 0, DIR3_LEAF1_MAGIC, counts, &mut bytes);
         put_index(&index, &mut bytes, da_header_len(true));
         let tail = size - 4;
         Be32::new(bests.len() as u32).put(&mut bytes, tail);
@@ -276,8 +252,8 @@ pub fn fill<E>(
         }
         return put(leaf_at, &bytes);
     }
-    fill_index(g, owner.ino, &index, leaf_at, daddr, put)?;
-    fill_free(g, owner.ino, &bests, daddr, put)
+    new.fill_index(&index, leaf_at, put)?;
+    new.fill_free(&bests, put)
 }
 
 fn put_index(index: &[(u32, u32)], bytes: &mut [u8], at: usize) {
@@ -290,209 +266,183 @@ fn put_index(index: &[(u32, u32)], bytes: &mut [u8], at: usize) {
     }
 }
 
-/// The head of a data block, and the record of its free space.
-fn data_header(g: &Geometry, ino: u64, magic: u32, daddr: u64, room: &Room, bytes: &mut [u8]) {
-    let none = Dir2DataFree {
-        offset: Be16::new(0),
-        length: Be16::new(0),
-    };
-    let mut bestfree = [none; 3];
-    if room.len > 0 {
-        bestfree[0] = Dir2DataFree {
-            offset: Be16::new(room.offset as u16),
-            length: Be16::new(room.len as u16),
+/// The part of `all` that falls to block `i` of `blocks`: as even as can be.
+fn share<T>(all: &[T], blocks: usize, i: usize) -> &[T] {
+    &all[all.len() * i / blocks..all.len() * (i + 1) / blocks]
+}
+
+/// Blocks to be built for a fork of an inode.
+pub(super) struct NewBlocks<'a> {
+    pub g: &'a Geometry,
+    pub ino: u64,
+    /// Gives the disk address of a block of the fork.
+    pub daddr: &'a dyn Fn(u64) -> u64,
+}
+
+impl NewBlocks<'_> {
+    /// The head of the data block at `at`, and the record of its free space.
+    fn data_header(&self, at: u64, magic: u32, room: Range<usize>, bytes: &mut [u8]) {
+        let hole = |offset, len| Dir2DataFree {
+            offset: Be16::new(offset),
+            length: Be16::new(len),
         };
-        Dir2DataUnused {
-            freetag: Be16::new(DIR2_DATA_FREE_TAG),
-            length: Be16::new(room.len as u16),
-        }
-        .put(bytes, room.offset);
-        Be16::new(room.offset as u16).put(bytes, room.offset + room.len - 2);
-    }
-    Dir3DataHeader {
-        hdr: block_header(g, ino, magic, daddr),
-        bestfree,
-        pad: Be32::new(0),
-    }
-    .put(bytes, 0);
-}
-
-fn block_header(g: &Geometry, ino: u64, magic: u32, daddr: u64) -> Dir3BlockHeader {
-    Dir3BlockHeader {
-        magic: Be32::new(magic),
-        crc: Le32::new(0),
-        blkno: Be64::new(daddr),
-        lsn: Be64::new(0),
-        uuid: g.meta_uuid,
-        owner: Be64::new(ino),
-    }
-}
-
-/// A leaf's or node's neighbours and kind.
-#[derive(Clone, Copy)]
-pub(super) struct Links {
-    pub forw: u32,
-    pub back: u32,
-    pub magic: u16,
-}
-
-/// The head of a leaf or node with its counts: entries, and the level of a node (or 0 stale entries of
-/// a leaf).
-pub(super) fn da_header(
-    g: &Geometry,
-    ino: u64,
-    daddr: u64,
-    links: Links,
-    count: usize,
-    level: usize,
-    bytes: &mut [u8],
-) {
-    Da3BlockInfo {
-        hdr: DaBlockInfo {
-            forw: Be32::new(links.forw),
-            back: Be32::new(links.back),
-            magic: Be16::new(links.magic),
-            pad: Be16::new(0),
-        },
-        crc: Le32::new(0),
-        blkno: Be64::new(daddr),
-        lsn: Be64::new(0),
-        uuid: g.meta_uuid,
-        owner: Be64::new(ino),
-    }
-    .put(bytes, 0);
-    DaNodeCounts {
-        count: Be16::new(count as u16),
-        level: Be16::new(level as u16),
-    }
-    .put(bytes, Da3BlockInfo::SIZE);
-}
-
-/// The nodes over a row of leaves. `leaves` are the greatest hash and the block of each; the root
-/// goes to `blocks[0]`, which nothing else has, and the other nodes to the blocks after it.
-pub(super) fn fill_nodes<E>(
-    g: &Geometry,
-    ino: u64,
-    node_size: usize,
-    leaves: Vec<(u32, u64)>,
-    blocks: &[u64],
-    daddr: &dyn Fn(u64) -> u64,
-    put: &mut Put<'_, E>,
-) -> Result<(), E> {
-    let per_node = (node_size - da_header_len(true)) / DaNodeEntry::SIZE;
-    let mut below = leaves;
-    let mut next = 1;
-    let mut bytes = vec![0; node_size];
-    for level in 1.. {
-        let n = below.len().div_ceil(per_node);
-        let at: Vec<u64> = if n == 1 {
-            vec![blocks[0]]
-        } else {
-            let at = blocks[next..next + n].to_vec();
-            next += n;
-            at
-        };
-        let mut above = Vec::with_capacity(n);
-        for (i, address) in at.iter().enumerate() {
-            let part = &below[below.len() * i / n..below.len() * (i + 1) / n];
-            bytes.fill(0);
-            let links = Links {
-                forw: at.get(i + 1).map_or(0, |b| *b as u32),
-                back: i.checked_sub(1).map_or(0, |l| at[l] as u32),
-                magic: DA3_NODE_MAGIC,
-            };
-            da_header(
-                g,
-                ino,
-                daddr(*address),
-                links,
-                part.len(),
-                level,
-                &mut bytes,
-            );
-            for (k, (hash, before)) in part.iter().enumerate() {
-                DaNodeEntry {
-                    hashval: Be32::new(*hash),
-                    before: Be32::new(*before as u32),
-                }
-                .put(&mut bytes, da_header_len(true) + k * DaNodeEntry::SIZE);
+        let mut bestfree = [hole(0, 0); 3];
+        if !room.is_empty() {
+            let (offset, len) = (room.start as u16, room.len() as u16);
+            bestfree[0] = hole(offset, len);
+            Dir2DataUnused {
+                freetag: Be16::new(DIR2_DATA_FREE_TAG),
+                length: Be16::new(len),
             }
-            above.push((part.last().map_or(0, |e| e.0), *address));
-            put(*address, &bytes)?;
+            .put(bytes, room.start);
+            Be16::new(offset).put(bytes, room.end - 2);
+        }
+        Dir3DataHeader {
+            hdr: self.block_header(magic, at),
+            bestfree,
+            pad: Be32::new(0),
+        }
+        .put(bytes, 0);
+    }
+
+    fn block_header(&self, magic: u32, at: u64) -> Dir3BlockHeader {
+        Dir3BlockHeader {
+            magic: Be32::new(magic),
+            crc: Le32::new(0),
+            blkno: Be64::new((self.daddr)(at)),
+            lsn: Be64::new(0),
+            uuid: self.g.meta_uuid,
+            owner: Be64::new(self.ino),
+        }
+    }
+
+    /// The head of the leaf or node that is block `i` of a row, with its counts: entries, and the level of a node
+    /// (or 0 stale entries of a leaf).
+    pub fn da_header(
+        &self,
+        row: &[u64],
+        i: usize,
+        magic: u16,
+        (count, level): (usize, usize),
+        bytes: &mut [u8],
+    ) {
+        let neighbour = |b: Option<&u64>| Be32::new(b.map_or(0, |b| *b as u32));
+        Da3BlockInfo {
+            hdr: DaBlockInfo {
+                forw: neighbour(row.get(i + 1)),
+                back: neighbour(row[..i].last()),
+                magic: Be16::new(magic),
+                pad: Be16::new(0),
+            },
+            crc: Le32::new(0),
+            blkno: Be64::new((self.daddr)(row[i])),
+            lsn: Be64::new(0),
+            uuid: self.g.meta_uuid,
+            owner: Be64::new(self.ino),
+        }
+        .put(bytes, 0);
+        DaNodeCounts {
+            count: Be16::new(count as u16),
+            level: Be16::new(level as u16),
+        }
+        .put(bytes, Da3BlockInfo::SIZE);
+    }
+
+    /// The nodes over a row of leaves. `leaves` are the greatest hash and the block of each; the root
+    /// goes to `blocks[0]`, which nothing else has, and the other nodes to the blocks after it.
+    pub fn fill_nodes<E>(
+        &self,
+        node_size: usize,
+        leaves: Vec<(u32, u64)>,
+        blocks: &[u64],
+        put: &mut Put<'_, E>,
+    ) -> Result<(), E> {
+        let per_node = (node_size - da_header_len(true)) / DaNodeEntry::SIZE;
+        let (root, mut rest) = blocks.split_at(1);
+        let mut below = leaves;
+        let mut bytes = vec![0; node_size];
+        for level in 1.. {
+            let n = below.len().div_ceil(per_node);
+            let row = match n {
+                1 => root,
+                _ => rest.split_off(..n).expect("as many blocks as nodes"),
+            };
+            let mut above = Vec::with_capacity(n);
+            for (i, address) in row.iter().enumerate() {
+                let part = share(&below, n, i);
+                bytes.fill(0);
+                self.da_header(row, i, DA3_NODE_MAGIC, (part.len(), level), &mut bytes);
+                for (k, (hash, before)) in part.iter().enumerate() {
+                    DaNodeEntry {
+                        hashval: Be32::new(*hash),
+                        before: Be32::new(*before as u32),
+                    }
+                    .put(&mut bytes, da_header_len(true) + k * DaNodeEntry::SIZE);
+                }
+                above.push((part.last().map_or(0, |e| e.0), *address));
+                put(*address, &bytes)?;
+            }
+            if n == 1 {
+                break;
+            }
+            below = above;
+        }
+        Ok(())
+    }
+
+    /// The leaves and nodes of a node directory.
+    fn fill_index<E>(
+        &self,
+        index: &[(u32, u32)],
+        first: u64,
+        put: &mut Put<'_, E>,
+    ) -> Result<(), E> {
+        let size = self.g.dir_block_size as usize;
+        let levels = index_levels(self.g, index.len());
+        let total = levels.iter().sum::<usize>() as u64;
+        let blocks: Vec<u64> = (0..total)
+            .map(|i| first + i * self.g.dir_blocks())
+            .collect();
+        // The root has the first block; the nodes between it and the leaves the last ones.
+        let n = levels[0];
+        let row = if n == 1 { &blocks[..1] } else { &blocks[1..=n] };
+        let mut bytes = vec![0; size];
+        let mut leaves = Vec::with_capacity(n);
+        for (i, at) in row.iter().enumerate() {
+            let part = share(index, n, i);
+            bytes.fill(0);
+            self.da_header(row, i, DIR3_LEAFN_MAGIC, (part.len(), 0), &mut bytes);
+            put_index(part, &mut bytes, da_header_len(true));
+            leaves.push((part.last().map_or(0, |e| e.0), *at));
+            put(*at, &bytes)?;
         }
         if n == 1 {
-            break;
+            return Ok(());
         }
-        below = above;
+        let nodes = [&blocks[..1], &blocks[n + 1..]].concat();
+        self.fill_nodes(size, leaves, &nodes, put)
     }
-    Ok(())
-}
 
-/// The leaves and nodes of a node directory.
-fn fill_index<E>(
-    g: &Geometry,
-    ino: u64,
-    index: &[(u32, u32)],
-    first: u64,
-    daddr: &dyn Fn(u64) -> u64,
-    put: &mut Put<'_, E>,
-) -> Result<(), E> {
-    let size = g.dir_block_size as usize;
-    let per_block = 1u64 << g.dirblklog;
-    let levels = index_levels(g, index.len());
-    let total: usize = levels.iter().sum();
-    let blocks: Vec<u64> = (0..total as u64).map(|i| first + i * per_block).collect();
-    // The root has the first block; the nodes between it and the leaves the last ones.
-    let n = levels[0];
-    let leaf_blocks = if n == 1 { &blocks[..1] } else { &blocks[1..=n] };
-    let mut bytes = vec![0; size];
-    let mut leaves = Vec::with_capacity(n);
-    for (i, at) in leaf_blocks.iter().enumerate() {
-        let part = &index[index.len() * i / n..index.len() * (i + 1) / n];
-        bytes.fill(0);
-        let links = Links {
-            forw: leaf_blocks.get(i + 1).map_or(0, |b| *b as u32),
-            back: i.checked_sub(1).map_or(0, |l| leaf_blocks[l] as u32),
-            magic: DIR3_LEAFN_MAGIC,
-        };
-        da_header(g, ino, daddr(*at), links, part.len(), 0, &mut bytes);
-        put_index(part, &mut bytes, da_header_len(true));
-        leaves.push((part.last().map_or(0, |e| e.0), *at));
-        put(*at, &bytes)?;
-    }
-    if n == 1 {
-        return Ok(());
-    }
-    let mut nodes = vec![blocks[0]];
-    nodes.extend_from_slice(&blocks[n + 1..]);
-    fill_nodes(g, ino, size, leaves, &nodes, daddr, put)
-}
-
-/// The free index blocks of a node directory.
-fn fill_free<E>(
-    g: &Geometry,
-    ino: u64,
-    bests: &[u16],
-    daddr: &dyn Fn(u64) -> u64,
-    put: &mut Put<'_, E>,
-) -> Result<(), E> {
-    let size = g.dir_block_size as usize;
-    let slots = per_free_block(g);
-    let mut bytes = vec![0; size];
-    for (i, part) in bests.chunks(slots).enumerate() {
-        bytes.fill(0);
-        let at = (DIR2_FREE_OFFSET >> g.blocklog) + ((i as u64) << g.dirblklog);
-        block_header(g, ino, DIR3_FREE_MAGIC, daddr(at)).put(&mut bytes, 0);
-        Dir2FreeCounts {
-            firstdb: Be32::new((i * slots) as u32),
-            nvalid: Be32::new(part.len() as u32),
-            nused: Be32::new(part.len() as u32),
+    /// The free index blocks of a node directory.
+    fn fill_free<E>(&self, bests: &[u16], put: &mut Put<'_, E>) -> Result<(), E> {
+        let g = self.g;
+        let slots = per_free_block(g);
+        let mut bytes = vec![0; g.dir_block_size as usize];
+        for (i, part) in bests.chunks(slots).enumerate() {
+            bytes.fill(0);
+            let at = g.dir_index().end + i as u64 * g.dir_blocks();
+            self.block_header(DIR3_FREE_MAGIC, at).put(&mut bytes, 0);
+            Dir2FreeCounts {
+                firstdb: Be32::new((i * slots) as u32),
+                nvalid: Be32::new(part.len() as u32),
+                nused: Be32::new(part.len() as u32),
+            }
+            .put(&mut bytes, Dir3BlockHeader::SIZE);
+            for (k, b) in part.iter().enumerate() {
+                Be16::new(*b).put(&mut bytes, da_header_len(true) + k * 2);
+            }
+            put(at, &bytes)?;
         }
-        .put(&mut bytes, Dir3BlockHeader::SIZE);
-        for (k, b) in part.iter().enumerate() {
-            Be16::new(*b).put(&mut bytes, da_header_len(true) + k * 2);
-        }
-        put(at, &bytes)?;
+        Ok(())
     }
-    Ok(())
 }

@@ -42,11 +42,8 @@ pub fn by_size(runs: &[(u32, u32)]) -> Vec<(u32, u32)> {
 
 /// The records of a tree of inode chunks.
 pub fn chunk_records<'c>(chunks: impl IntoIterator<Item = &'c InodeChunk>) -> Vec<u8> {
-    let records = chunks.into_iter().map(InobtRecord::pack);
-    records.fold(Vec::new(), |mut out, r| {
-        out.extend_from_slice(zerocopy::IntoBytes::as_bytes(&r));
-        out
-    })
+    let records: Vec<InobtRecord> = chunks.into_iter().map(InobtRecord::pack).collect();
+    zerocopy::IntoBytes::as_bytes(&records[..]).to_vec()
 }
 
 /// The contents of an allocation group.

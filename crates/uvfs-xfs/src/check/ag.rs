@@ -4,10 +4,9 @@ mod copies;
 mod inodes;
 mod tree;
 
-use super::ctx::{Ctx, SharedExtent};
-use super::problem::{Counter, Place, Problem, Structure};
-use super::reader::Reader;
-use super::space::{Use, class, mix};
+use super::ctx::SharedExtent;
+use super::space::{class, mix};
+use super::{Counter, Ctx, Place, Problem, Reader, Structure, Use};
 use crate::blocks::Block;
 use crate::format::*;
 use std::sync::Arc;

@@ -3,11 +3,9 @@
 use std::fmt::Display;
 use std::ops::Range;
 
-use super::ctx::Ctx;
 use super::da::DaTree;
-use super::problem::{Place, Structure};
-use super::reader::Reader;
 use super::runs::read_run;
+use super::{Ctx, Place, Reader, Structure};
 use crate::format::*;
 use crate::read::attr::acl_miscount;
 use crate::read::inode::{Fork, Inode};
@@ -200,29 +198,29 @@ fn value(
     first: u32,
     len: u32,
 ) {
-    let g = ctx.g;
-    let place = Place::inode(Structure::AttributeValue, inode.ino);
-    let mut number = u64::from(first);
+    let (g, report) = (ctx.g, ctx.report);
+    let base = Place::inode(Structure::AttributeValue, inode.ino);
     let mut done = 0u32;
-    while done < len {
-        let Some((bytes, a)) = read_run(ctx, rd, place, extents, number, 1) else {
+    for number in u64::from(first).. {
+        if done >= len {
+            return;
+        }
+        let Some((bytes, a)) = read_run(ctx, rd, base, extents, number, 1) else {
             return;
         };
-        if g.features.crc {
-            let ident = g.ident(g.daddr(a), Some(inode.ino));
-            let place = place.at(a.agno, a.agbno);
-            match check_remote(&bytes, ATTR3_RMT_MAGIC, done, &ident) {
-                Ok([]) => return ctx.report.bad(place, "an empty block"),
-                Ok(part) => {
-                    let want = (bytes.len() - RemoteHeader::SIZE).min((len - done) as usize);
-                    ctx.report.same(place, "bytes", want, part.len());
-                    done = done.saturating_add(part.len() as u32);
-                }
-                Err(f) => return ctx.report.bad(place, f),
-            }
-        } else {
-            done = done.saturating_add(bytes.len() as u32);
+        let ident = g.ident(g.daddr(a), Some(inode.ino));
+        let place = base.at(a.agno, a.agbno);
+        let checked = check_remote(&bytes, ATTR3_RMT_MAGIC, done, &ident);
+        let Some(part) = report.sound(place, checked) else {
+            return;
+        };
+        if part.is_empty() {
+            return report.bad(place, "an empty block");
         }
-        number += 1;
+        if g.features.crc {
+            let want = (bytes.len() - RemoteHeader::SIZE).min((len - done) as usize);
+            report.same(place, "bytes", want, part.len());
+        }
+        done = done.saturating_add(part.len() as u32);
     }
 }

@@ -15,11 +15,10 @@
 use super::CheckRun;
 use super::ag;
 use super::ctx::FACT_BYTES;
-use super::reader::{MAX_AHEAD, MIN_AHEAD, Reader};
-use super::report::Report;
-use super::space::BlockMap;
+use super::reader::{MAX_AHEAD, MIN_AHEAD};
 use super::superblock;
 use super::usage::USAGE_BYTES;
+use super::{BlockMap, Reader, Report};
 use crate::blocks::Blocks;
 use crate::error::Result;
 use crate::format::*;
@@ -100,32 +99,24 @@ impl Budget {
 }
 
 /// A sector of an allocation group's header, and what it should say of itself.
-fn header(g: &Geometry, blocks: &dyn Blocks, agno: u32, sector: u32) -> Option<(Vec<u8>, Ident)> {
-    let at = g.ag_header_daddr(agno, sector);
-    let mut head = vec![0; g.sector_size as usize];
-    blocks.read_data(at << 9, &mut head).ok()?;
-    Some((head, g.ident(at, Some(agno.into()))))
+fn header(g: &Geometry, blocks: &dyn Blocks, agno: u32, sector: u32) -> (Vec<u8>, Ident) {
+    let ident = g.header_ident(agno, sector);
+    let read = blocks.bytes(ident.daddr << 9, g.sector_size as usize);
+    (read.unwrap_or_default(), ident)
 }
 
 /// Inodes of an allocation group, as far as its header can be believed.
 fn inodes(g: &Geometry, blocks: &dyn Blocks, agno: u32) -> u64 {
-    let most = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    header(g, blocks, agno, AGI_SECTOR)
-        .and_then(|(head, ident)| Some(check_agi(&head, &ident).ok()?.count.get().into()))
-        .unwrap_or(0)
-        .min(most)
+    let (bytes, ident) = header(g, blocks, agno, AGI_SECTOR);
+    let count = check_agi(&bytes, &ident).map_or(0, |agi| agi.count.get().into());
+    count.min(u64::from(g.ag_blocks(agno)) << g.inopblog)
 }
 
-/// Blocks of an allocation group's tree of shared blocks.
-fn sharing_blocks(g: &Geometry, blocks: &dyn Blocks, agno: u32) -> u64 {
-    if !g.features.reflink {
-        return 0;
-    }
-    header(g, blocks, agno, AGF_SECTOR)
-        .and_then(|(head, ident)| Some(check_agf(&head, &ident).ok()?.refcount_blocks.get()))
-        .unwrap_or(0)
-        .min(g.ag_blocks(agno))
-        .into()
+/// Blocks of one of an allocation group's trees, as far as its AGF can be believed.
+fn tree_blocks(g: &Geometry, blocks: &dyn Blocks, agno: u32, of: fn(&Agf) -> Be32) -> u64 {
+    let (bytes, ident) = header(g, blocks, agno, AGF_SECTOR);
+    let n = check_agf(&bytes, &ident).map_or(0, |agf| of(agf).get());
+    n.min(g.ag_blocks(agno)).into()
 }
 
 /// Bytes of the lists of all chunks, where the groups have so many inodes.
@@ -155,10 +146,7 @@ pub(crate) fn repair_tables(g: &Geometry, blocks: &dyn Blocks, directories: u64)
         let n = g.ag_blocks(agno);
         need += inodes(g, blocks, agno) * INODE + 2 * BlockMap::max_bytes(n.into());
         if g.features.rmapbt {
-            let agf = header(g, blocks, agno, AGF_SECTOR);
-            let tree =
-                agf.and_then(|(h, ident)| Some(check_agf(&h, &ident).ok()?.rmap_blocks.get()));
-            let records = u64::from(tree.unwrap_or(0).min(n)) * per_leaf;
+            let records = tree_blocks(g, blocks, agno, |agf| agf.rmap_blocks) * per_leaf;
             need += records * OWNER;
             most = most.max(records * OWNER);
         }
@@ -202,7 +190,10 @@ pub(crate) fn windows(run: &CheckRun<'_>) -> Vec<Window> {
         for agno in 0..g.agcount {
             let n = g.ag_blocks(agno);
             let per_block = Btree::Refcount.max_records(g.block_size as usize, g.features.crc, 0);
-            let shared = sharing_blocks(g, blocks, agno) * per_block as u64;
+            let shared = match g.features.reflink {
+                true => tree_blocks(g, blocks, agno, |agf| agf.refcount_blocks) * per_block as u64,
+                false => 0,
+            };
             let need = run.budget.inodes[agno as usize] * INODE_BYTES
                 + BlockMap::max_bytes(n.into())
                 + shared.min(n.into()) * SHARED_BYTES
@@ -236,7 +227,8 @@ fn split(run: &CheckRun<'_>, agno: u32, room: u64) -> Vec<u32> {
         groups: Vec::new(),
         ..*run
     };
-    let ctx = quiet.context(Window::NOTHING, None);
+    let counted = quiet.counted(Window::NOTHING, None);
+    let ctx = quiet.context(&counted);
     let mut rd = Reader::new(&ctx);
     // A half for inodes, a quarter each for the uses of blocks and for sharing.
     let mut inodes = Cutter::new(room / 2, u32::MAX);
@@ -255,6 +247,7 @@ fn split(run: &CheckRun<'_>, agno: u32, room: u64) -> Vec<u32> {
 }
 
 /// Cuts where so many bytes or blocks have come together.
+#[derive(Default)]
 struct Cutter {
     room: u64,
     most_blocks: u32,
@@ -268,9 +261,7 @@ impl Cutter {
         Cutter {
             room,
             most_blocks: most_blocks.max(1),
-            used: 0,
-            last: 0,
-            cuts: Vec::new(),
+            ..Cutter::default()
         }
     }
 

@@ -1,11 +1,8 @@
 //! The shared state of all parts of a check: the image, the findings, and the facts about each allocation
 //! group.
 
-use super::problem::{Place, Problem};
-use super::progress::CheckProgress;
-use super::report::Report;
-use super::space::{BlockMap, Fingerprint, Use, class};
-use super::usage::Usage;
+use super::space::class;
+use super::{BlockMap, CheckProgress, Fingerprint, Place, Problem, Report, Usage, Use};
 use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::Geometry;
@@ -123,14 +120,12 @@ impl Facts {
         };
         seen.fetch_add(1, Ordering::Relaxed);
         if kind != FileType::Unknown {
-            let _ = info.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |v| {
-                let old = v >> CLAIM_SHIFT & 15;
-                match old {
-                    0 => Some(v | (kind as u32) << CLAIM_SHIFT),
-                    _ if old != kind as u32 => Some(v | MIXED),
-                    _ => None,
-                }
-            });
+            let kind = kind as u32;
+            let claimed = |v| match v >> CLAIM_SHIFT & 15 {
+                0 => Some(v | kind << CLAIM_SHIFT),
+                old => (old != kind).then_some(v | MIXED),
+            };
+            let _ = info.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claimed);
         }
     }
 
@@ -188,46 +183,27 @@ pub(crate) struct AgFacts {
 }
 
 impl AgFacts {
-    /// The chunk that has an inode and its place in the list, if it is there.
-    pub fn find_chunk(&self, agino: u32) -> Option<(usize, usize)> {
+    /// The place of an inode in the list, if it is there.
+    pub fn slot(&self, agino: u32) -> Option<usize> {
         let chunks = self.chunks.get()?;
-        let i = chunks
-            .partition_point(|c| c.start <= agino)
-            .checked_sub(1)?;
-        let at = agino - chunks[i].start;
-        (at < INODES_PER_CHUNK && chunks[i].holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0)
-            .then_some((i, i * 64 + at as usize))
+        let i = chunks.partition_point(|c| c.start <= agino);
+        let c = chunks.get(i.checked_sub(1)?)?;
+        let at = agino - c.start;
+        let there = at < INODES_PER_CHUNK && c.holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0;
+        there.then_some((i - 1) * 64 + at as usize)
     }
-}
 
-/// The inode of an index among all; `bases` has the first chunk of each group.
-pub(crate) fn ino_of(g: &Geometry, bases: &[u32], ags: &[AgFacts], index: u32) -> Option<u64> {
-    let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
-    // Groups without chunks share their base with the next one; partition_point gives the
-    // last, which is the one that has them.
-    let chunk = index / 64 - bases[agno];
-    let c = ags.get(agno)?.chunks.get()?.get(chunk as usize)?;
-    Some(g.ino(agno as u32, c.start + index % 64))
+    /// Whether the inode at a place in the list is free.
+    pub fn is_free(&self, slot: usize) -> bool {
+        let free = self.free.get().and_then(|f| f.get(slot / 64));
+        free.is_some_and(|f| f >> (slot % 64) & 1 != 0)
+    }
 }
 
 /// A directory and one that it names or that names it, as inode indices.
 pub(crate) type Pair = (u32, u32);
 
-/// The results that one thread gathers from the inodes that it looks at.
-#[derive(Default)]
-pub(crate) struct Gathered {
-    pub dotdot: Vec<Pair>,
-    pub parent: Vec<Pair>,
-}
-
-impl Gathered {
-    pub fn merge(&mut self, tree: &mut DirectoryFacts) {
-        tree.dotdot.append(&mut self.dotdot);
-        tree.parent.append(&mut self.parent);
-    }
-}
-
-/// The facts about the directories in the pass.
+/// The facts about the directories in the pass, or those that one thread gathers.
 #[derive(Default)]
 pub(crate) struct DirectoryFacts {
     /// (directory, inode that its ".." names).
@@ -236,18 +212,69 @@ pub(crate) struct DirectoryFacts {
     pub parent: Vec<Pair>,
 }
 
+impl DirectoryFacts {
+    pub fn append(&mut self, mut more: DirectoryFacts) {
+        self.dotdot.append(&mut more.dotdot);
+        self.parent.append(&mut more.parent);
+    }
+}
+
+/// All that a pass counts.
+pub(crate) struct Counted {
+    pub ags: Vec<AgFacts>,
+    /// First chunk of each allocation group in the order of all chunks.
+    pub bases: OnceLock<Vec<u32>>,
+    pub tree: Mutex<DirectoryFacts>,
+    pub usage: Option<Mutex<Usage>>,
+}
+
+impl Counted {
+    /// The group of an inode and its place in it, if it is there.
+    pub fn slot(&self, g: &Geometry, ino: u64) -> Option<(usize, usize)> {
+        let a = g.inode(ino)?;
+        let agno = a.agno as usize;
+        Some((agno, self.ags.get(agno)?.slot(a.agino)?))
+    }
+
+    /// The index among all of the inode at place `slot` of its group's.
+    pub fn index_of(&self, agno: usize, slot: usize) -> Option<u32> {
+        Some(self.bases.get()?.get(agno)? * 64 + slot as u32)
+    }
+
+    /// The index of an inode among all: `None` if the inode trees do not have it.
+    pub fn index(&self, g: &Geometry, ino: u64) -> Option<u32> {
+        let (agno, slot) = self.slot(g, ino)?;
+        self.index_of(agno, slot)
+    }
+
+    /// The inode of an index.
+    pub fn ino_of(&self, g: &Geometry, index: u32) -> Option<u64> {
+        let bases = self.bases.get()?;
+        // Groups without chunks share their base with the next one; partition_point gives the
+        // last, which is the one that has them.
+        let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
+        let chunk = index / 64 - bases[agno];
+        let c = self.ags.get(agno)?.chunks.get()?.get(chunk as usize)?;
+        Some(g.ino(agno as u32, c.start + index % 64))
+    }
+
+    /// An inode's facts, if it is there and in the pass.
+    pub fn fact(&self, g: &Geometry, ino: u64) -> Option<Fact> {
+        let (agno, slot) = self.slot(g, ino)?;
+        self.ags[agno].facts.get()?.get(slot)
+    }
+}
+
 pub(crate) struct Ctx<'a> {
     pub g: &'a Geometry,
     pub sb: &'a Superblock,
     pub blocks: &'a dyn Blocks,
     pub report: &'a Report,
     pub progress: &'a CheckProgress,
-    pub ags: Vec<AgFacts>,
+    pub counted: &'a Counted,
+    pub ags: &'a [AgFacts],
     /// The first pass: nothing is known of the groups yet.
     pub first: bool,
-    /// First chunk of each allocation group in the order of all chunks.
-    pub bases: OnceLock<Vec<u32>>,
-    pub tree: Mutex<DirectoryFacts>,
     pub large: bool,
     /// Bytes that a thread may read ahead.
     pub ahead: usize,
@@ -256,12 +283,11 @@ pub(crate) struct Ctx<'a> {
     pub log_clean: bool,
     /// The log sequence number of the log's end, if that is known.
     pub head_lsn: Option<u64>,
-    pub usage: Option<Mutex<Usage>>,
     /// This pass takes back what an earlier one has counted.
     pub undo: bool,
 }
 
-impl<'a> Ctx<'a> {
+impl Ctx<'_> {
     /// Whether this pass looks at any of the group's blocks.
     pub fn in_pass(&self, agno: u32) -> bool {
         !self.ags[agno as usize].window.is_empty()
@@ -334,12 +360,7 @@ impl<'a> Ctx<'a> {
         if let Some(f) = &self.ags[agno as usize].owners
             && let Some((start, len)) = self.clip(agno, start, len)
         {
-            let times = if self.undo {
-                times.wrapping_neg()
-            } else {
-                times
-            };
-            f.add(start, len, class, times);
+            f.add(start, len, class, self.times(times));
         }
     }
 
@@ -348,7 +369,15 @@ impl<'a> Ctx<'a> {
         if let Some(f) = &self.ags[agno as usize].refs
             && let Some((start, len)) = self.clip(agno, start, len)
         {
-            f.add(start, len, 1, if self.undo { u64::MAX } else { 1 });
+            f.add(start, len, 1, self.times(1));
+        }
+    }
+
+    /// How often what is looked at counts (modulo 2^64).
+    fn times(&self, times: u64) -> u64 {
+        match self.undo {
+            true => times.wrapping_neg(),
+            false => times,
         }
     }
 
@@ -358,34 +387,19 @@ impl<'a> Ctx<'a> {
         self.claim(place, agno, start, len, Use::Meta, false)
     }
 
-    /// The chunk that has an inode and its place in the list of its group, if it is there.
-    pub fn find_chunk(&self, agno: u32, agino: u32) -> Option<(usize, usize)> {
-        self.ags[agno as usize].find_chunk(agino)
-    }
-
     /// The index of an inode among all: `None` if the inode trees do not have it.
     pub fn index(&self, ino: u64) -> Option<u32> {
-        let a = self.g.inode(ino)?;
-        let (_, i) = self.find_chunk(a.agno, a.agino)?;
-        self.index_of(a.agno, i)
-    }
-
-    /// The index among all of the inode at place `i` of its group's.
-    pub fn index_of(&self, agno: u32, i: usize) -> Option<u32> {
-        let base = *self.bases.get()?.get(agno as usize)?;
-        Some(base * 64 + i as u32)
+        self.counted.index(self.g, ino)
     }
 
     /// The inode of an index.
     pub fn ino_of(&self, index: u32) -> Option<u64> {
-        ino_of(self.g, self.bases.get()?, &self.ags, index)
+        self.counted.ino_of(self.g, index)
     }
 
     /// An inode's facts, if it is there and in this pass.
     pub fn fact(&self, ino: u64) -> Option<Fact> {
-        let a = self.g.inode(ino)?;
-        let (_, i) = self.find_chunk(a.agno, a.agino)?;
-        self.ags[a.agno as usize].facts.get()?.get(i)
+        self.counted.fact(self.g, ino)
     }
 
     pub fn io(&self, place: Place, e: &io::Error) {

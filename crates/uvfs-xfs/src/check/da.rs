@@ -1,9 +1,7 @@
 //! The hash-ordered trees of directories and attribute forks.
 
-use super::ctx::Ctx;
-use super::problem::Place;
-use super::reader::Reader;
 use super::runs::{read_run, want_run};
+use super::{Ctx, Place, Reader};
 use crate::format::*;
 use crate::read::inode::Fork;
 use crate::walk::btree::CHILDREN_AHEAD;

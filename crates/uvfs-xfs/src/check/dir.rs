@@ -3,12 +3,11 @@
 mod index;
 mod short;
 
-use super::ctx::Ctx;
-use super::ctx::Gathered;
-use super::problem::{Place, Problem, Structure, show};
-use super::reader::Reader;
+use super::ctx::DirectoryFacts;
+use super::problem::show;
 use super::runs::{read_run, want_run};
 use super::space::mix;
+use super::{Ctx, Place, Problem, Reader, Structure};
 use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -63,7 +62,7 @@ pub(crate) fn check(
     rd: &mut Reader<'_>,
     inode: &Inode,
     extents: &[Extent],
-    out: &mut Gathered,
+    out: &mut DirectoryFacts,
 ) {
     let mut d = DirCheck {
         ctx,
@@ -96,7 +95,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Counts an entry for the inode that it names.
-    fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut Gathered) {
+    fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut DirectoryFacts) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let bad = |why| self.bad_entry(name, why);
@@ -108,15 +107,14 @@ impl DirCheck<'_, '_> {
             return bad(format!("is for the file system's own inode {ino}"));
         }
         let ag = &ctx.ags[a.agno as usize];
-        let Some((chunk, slot)) = ctx.find_chunk(a.agno, a.agino) else {
+        let Some(slot) = ag.slot(a.agino) else {
             if ag.inodes_known.load(Ordering::Relaxed) {
                 report.missing(a.agno);
                 bad(format!("is for inode {ino}, which does not exist"));
             }
             return;
         };
-        let free = ag.free.get().and_then(|f| f.get(chunk)).copied();
-        if free.is_some_and(|f| f >> (slot % 64) & 1 != 0) {
+        if ag.is_free(slot) {
             return bad(format!("is for inode {ino}, which is free"));
         }
         let facts = ag.facts.get();
@@ -126,7 +124,8 @@ impl DirCheck<'_, '_> {
             Some(f) => f.link(slot, kind),
             None => {}
         }
-        let (Some(parent), Some(child)) = (self.index, ctx.index_of(a.agno, slot)) else {
+        let child = ctx.counted.index_of(a.agno as usize, slot);
+        let (Some(parent), Some(child)) = (self.index, child) else {
             return;
         };
         match name {
@@ -216,7 +215,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Checks a directory that has blocks of its own.
-    fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut Gathered) {
+    fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut DirectoryFacts) {
         let (g, report) = (self.ctx.g, self.ctx.report);
         // The least entry takes 16 bytes, and so does what is kept of it here and of its index.
         let leaf_at = g.dir_index().start;
@@ -247,7 +246,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Checks the data blocks, and counts those of the other parts.
-    fn parts(&mut self, rd: &mut Reader<'_>, out: &mut Gathered) -> Parts {
+    fn parts(&mut self, rd: &mut Reader<'_>, out: &mut DirectoryFacts) -> Parts {
         let (ctx, extents) = (self.ctx, self.extents);
         let (per, index) = (ctx.g.dir_blocks(), ctx.g.dir_index());
         let end_at = index.end + (index.end - index.start);
@@ -287,7 +286,7 @@ impl DirCheck<'_, '_> {
         rd: &mut Reader<'_>,
         db: u64,
         parts: &mut Parts,
-        out: &mut Gathered,
+        out: &mut DirectoryFacts,
     ) -> Option<()> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
@@ -336,7 +335,7 @@ impl DirCheck<'_, '_> {
         block: &[u8],
         end: usize,
         db: u64,
-        out: &mut Gathered,
+        out: &mut DirectoryFacts,
     ) -> Option<Vec<(u16, u16)>> {
         let (g, report) = (self.ctx.g, self.ctx.report);
         let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);

@@ -3,11 +3,9 @@
 mod fork;
 mod scan;
 
-use super::ctx::{Ctx, Gathered, KIND_BAD};
-use super::problem::{Place, Structure};
-use super::reader::Reader;
+use super::ctx::{DirectoryFacts, KIND_BAD};
 use super::runs::read_run;
-use super::{attr, dir, quota};
+use super::{Ctx, Place, Reader, Structure, attr, dir, quota};
 use crate::format::*;
 use crate::read::inode::{FLAGS2, Fork, Inode, SPECIAL_FLAGS, unfit_flags};
 use fork::ForkWalk;
@@ -47,7 +45,7 @@ pub(crate) fn used_inode(
     rd: &mut Reader<'_>,
     ino: u64,
     raw: &[u8],
-    out: &mut Gathered,
+    out: &mut DirectoryFacts,
 ) -> (u32, u32) {
     let (g, report) = (ctx.g, ctx.report);
     let parsed = Inode::parse(ino, raw, g);
@@ -116,10 +114,8 @@ pub(crate) fn used_inode(
     if total != u64::MAX && total != inode.nblocks {
         report.differ(place(ino), "di_nblocks", total, inode.nblocks);
     }
-    if let Some(u) = &ctx.usage
-        && !special
-        && ino != g.rbmino
-        && ino != g.rsumino
+    if let Some(u) = &ctx.counted.usage
+        && !g.is_own(ino)
     {
         u.lock().expect("no holder panics").add(inode, ctx.undo);
     }
@@ -251,14 +247,11 @@ fn symlink(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]
             return;
         };
         let ident = g.ident(g.daddr(a), Some(inode.ino));
-        let part = if g.features.crc {
-            ctx.lsn(place.at(a.agno, a.agbno), &bytes, REMOTE_LSN_OFFSET);
-            match check_remote(&bytes, SYMLINK_MAGIC, done as u32, &ident) {
-                Ok(p) => p,
-                Err(f) => return report.bad(place.at(a.agno, a.agbno), f),
-            }
-        } else {
-            &bytes[..]
+        let at = place.at(a.agno, a.agbno);
+        ctx.lsn(at, &bytes, REMOTE_LSN_OFFSET);
+        let checked = check_remote(&bytes, SYMLINK_MAGIC, done as u32, &ident);
+        let Some(part) = report.sound(at, checked) else {
+            return;
         };
         if g.features.crc && part.len() > len - done {
             // The kernel takes no block that has more of the target than is left of it.

@@ -5,22 +5,21 @@
 //! by looking at it as it was, with [`Ctx::undo`]; then it is looked at as it is now. At the end stands
 //! what a check of everything would have counted.
 
-use super::ctx::Gathered;
-use super::ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Fact, KIND_FREE, ino_of};
+use super::ctx::{DirectoryFacts, Fact, KIND_FREE};
 use super::inode::{free_inode, used_inode};
 use super::links::{self, Ups};
-use super::problem::{Finding, Structure};
-use super::reader::{MAX_AHEAD, Reader};
-use super::report::Report;
-use super::usage::Usage;
-use super::{CheckProgress, ag, space, superblock};
+use super::reader::MAX_AHEAD;
+use super::{
+    CheckProgress, CheckRun, Chunk, Counted, Ctx, Finding, Reader, Report, Structure, ag, space,
+    superblock,
+};
 use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::Geometry;
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The structures that say which inodes there are.
 pub(crate) const TREES: [Structure; 4] = [
@@ -34,10 +33,7 @@ pub(crate) const TREES: [Structure; 4] = [
 pub(crate) struct Kept {
     g: Geometry,
     sb: Superblock,
-    pub ags: Vec<AgFacts>,
-    bases: OnceLock<Vec<u32>>,
-    pub tree: DirectoryFacts,
-    usage: Option<Usage>,
+    pub counted: Counted,
     log_clean: bool,
     head_lsn: Option<u64>,
     /// Directories of which nothing is counted at present.
@@ -56,17 +52,13 @@ pub(crate) struct ChangedSince<'c> {
 }
 
 impl Kept {
-    pub(super) fn new(ctx: Ctx<'_>, stopped: bool) -> Kept {
-        let whole = "no holder panics";
+    pub(super) fn new(run: &CheckRun<'_>, counted: Counted, stopped: bool) -> Kept {
         Kept {
-            g: ctx.g.clone(),
-            sb: *ctx.sb,
-            ags: ctx.ags,
-            bases: ctx.bases,
-            tree: ctx.tree.into_inner().expect(whole),
-            usage: ctx.usage.map(|u| u.into_inner().expect(whole)),
-            log_clean: ctx.log_clean,
-            head_lsn: ctx.head_lsn,
+            g: run.g.clone(),
+            sb: *run.sb,
+            counted,
+            log_clean: run.log_clean,
+            head_lsn: run.head_lsn,
             forgotten: BTreeSet::new(),
             forgotten_groups: BTreeSet::new(),
             stopped,
@@ -75,38 +67,28 @@ impl Kept {
 
     /// Does some work on what was kept, with the image as it is in `blocks`.
     fn with<R>(
-        &mut self,
+        &self,
         blocks: &dyn Blocks,
         report: &Report,
         undo: bool,
-        work: impl FnOnce(&mut Ctx<'_>) -> R,
+        work: impl FnOnce(&Ctx<'_>) -> R,
     ) -> R {
-        let (g, sb, progress) = (self.g.clone(), self.sb, CheckProgress::default());
-        let mut ctx = Ctx {
-            g: &g,
-            sb: &sb,
+        work(&Ctx {
+            g: &self.g,
+            sb: &self.sb,
             blocks,
             report,
-            progress: &progress,
-            ags: std::mem::take(&mut self.ags),
+            progress: &CheckProgress::default(),
+            counted: &self.counted,
+            ags: &self.counted.ags,
             first: true,
-            bases: std::mem::take(&mut self.bases),
-            tree: Mutex::new(std::mem::take(&mut self.tree)),
             large: false,
             ahead: MAX_AHEAD,
             directory: u64::MAX,
             log_clean: self.log_clean,
             head_lsn: self.head_lsn,
-            usage: self.usage.take().map(Mutex::new),
             undo,
-        };
-        let done = work(&mut ctx);
-        let whole = "no holder panics";
-        self.ags = ctx.ags;
-        self.bases = ctx.bases;
-        self.tree = ctx.tree.into_inner().expect(whole);
-        self.usage = ctx.usage.map(|u| u.into_inner().expect(whole));
-        done
+        })
     }
 
     /// Whether the groups have trees that say whose each block is.
@@ -116,54 +98,35 @@ impl Kept {
 
     /// Whether data of the group was seen to have two owners.
     pub fn is_shared(&self, agno: u32) -> bool {
-        let ag = self.ags.get(agno as usize);
+        let ag = self.counted.ags.get(agno as usize);
         ag.is_none_or(|ag| ag.is_shared.load(Ordering::Relaxed))
     }
 
     /// The facts about an inode.
     pub fn fact(&self, ino: u64) -> Option<Fact> {
-        let (agno, slot) = self.place(ino)?;
-        self.ags[agno].facts.get()?.get(slot)
-    }
-
-    /// The group of an inode and its place in it.
-    fn place(&self, ino: u64) -> Option<(usize, usize)> {
-        let a = self.g.inode(ino)?;
-        let (_, slot) = self.ags.get(a.agno as usize)?.find_chunk(a.agino)?;
-        Some((a.agno as usize, slot))
-    }
-
-    /// The number of an inode among all.
-    fn index(&self, ino: u64) -> Option<u32> {
-        let (agno, slot) = self.place(ino)?;
-        Some(self.bases.get()?.get(agno)? * 64 + slot as u32)
-    }
-
-    /// The inode of a number among all.
-    pub fn ino_of(&self, index: u32) -> Option<u64> {
-        ino_of(&self.g, self.bases.get()?, &self.ags, index)
+        self.counted.fact(&self.g, ino)
     }
 
     fn raw(&self, blocks: &dyn Blocks, ino: u64) -> io::Result<Vec<u8>> {
         let a = self.g.inode(ino).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut raw = vec![0; self.g.inode_size as usize];
-        blocks.read_data(self.g.inode_byte(a), &mut raw)?;
-        Ok(raw)
+        blocks.bytes(self.g.inode_byte(a), self.g.inode_size as usize)
     }
 
     /// Takes back what directories have added, as they are in `blocks`. The facts about themselves stay.
     pub fn forget(&mut self, blocks: &dyn Blocks, dirs: &[u64]) -> io::Result<()> {
         let raws: io::Result<Vec<Vec<u8>>> = dirs.iter().map(|d| self.raw(blocks, *d)).collect();
         let raws = raws?;
-        let gone: HashSet<u32> = dirs.iter().filter_map(|d| self.index(*d)).collect();
+        let index = |d: &u64| self.counted.index(&self.g, *d);
+        let gone: HashSet<u32> = dirs.iter().filter_map(index).collect();
         self.with(blocks, &Report::default(), true, |ctx| {
             let mut rd = Reader::new(ctx);
             for (ino, raw) in dirs.iter().zip(&raws) {
-                used_inode(ctx, &mut rd, *ino, raw, &mut Gathered::default());
+                used_inode(ctx, &mut rd, *ino, raw, &mut DirectoryFacts::default());
             }
         });
-        self.tree.dotdot.retain(|(dir, _)| !gone.contains(dir));
-        self.tree.parent.retain(|(_, from)| !gone.contains(from));
+        let tree = self.counted.tree.get_mut().expect("no holder panics");
+        tree.dotdot.retain(|(dir, _)| !gone.contains(dir));
+        tree.parent.retain(|(_, from)| !gone.contains(from));
         self.forgotten.extend(dirs);
         Ok(())
     }
@@ -185,11 +148,11 @@ impl Kept {
                 new.push((*ino, is));
                 continue;
             }
-            let Some((agno, slot)) = self.place(*ino) else {
+            let Some((agno, slot)) = self.counted.slot(&self.g, *ino) else {
                 return Ok(None);
             };
             if let Some(nlink) = only_links(&was, &is) {
-                let facts = self.ags[agno].facts.get();
+                let facts = self.counted.ags[agno].facts.get();
                 if let (Some(facts), Some(f)) = (facts, self.fact(*ino)) {
                     facts.replace_inode(slot, f.kind, nlink);
                 }
@@ -216,18 +179,13 @@ impl Kept {
         }
         self.with(now, &report, false, |ctx| {
             let mut rd = Reader::new(ctx);
-            let mut out = Gathered::default();
+            let mut out = DirectoryFacts::default();
             for (ino, raw) in &new {
-                let Some(a) = ctx.g.inode(*ino) else { continue };
-                let Some((chunk, slot)) = ctx.find_chunk(a.agno, a.agino) else {
+                let Some((agno, slot)) = ctx.counted.slot(ctx.g, *ino) else {
                     continue;
                 };
-                let ag = &ctx.ags[a.agno as usize];
-                let free = ag
-                    .free
-                    .get()
-                    .is_some_and(|f| f[chunk] >> (slot % 64) & 1 != 0);
-                let (kind, nlink) = match free {
+                let ag = &ctx.ags[agno];
+                let (kind, nlink) = match ag.is_free(slot) {
                     true => {
                         free_inode(ctx, *ino, raw);
                         (KIND_FREE, 0)
@@ -238,7 +196,8 @@ impl Kept {
                     f.replace_inode(slot, kind, nlink);
                 }
             }
-            out.merge(ctx.tree.get_mut().expect("no holder panics"));
+            let counted = ctx.counted;
+            counted.tree.lock().expect("no holder panics").append(out);
             for agno in 0..ctx.g.agcount {
                 links::counts(ctx, agno);
                 space(ctx, agno);
@@ -247,7 +206,7 @@ impl Kept {
             links::tree(ctx, &mut ups)?;
             superblock::quota(ctx);
             superblock::counters(ctx);
-            if let Some(usage) = &ctx.usage
+            if let Some(usage) = &counted.usage
                 && ctx.log_clean
             {
                 usage.lock().expect("no holder panics").compare(ctx);
@@ -272,7 +231,7 @@ impl Kept {
         report: &Report,
         undo: bool,
     ) -> Arc<Vec<Chunk>> {
-        let ag = &mut self.ags[agno as usize];
+        let ag = &mut self.counted.ags[agno as usize];
         (ag.free, ag.shared) = (OnceLock::new(), OnceLock::new());
         (ag.unlinked, ag.sums) = (OnceLock::new(), OnceLock::new());
         let chunks = std::mem::take(&mut ag.chunks);
@@ -287,7 +246,7 @@ impl Kept {
         self.forget_group(before, agno);
         let known = self.look_at(now, agno, report, false);
         let chunk = |c: &Chunk| (c.start, c.holemask);
-        let now = self.ags[agno as usize].chunks.get();
+        let now = self.counted.ags[agno as usize].chunks.get();
         now.is_some_and(|now| known.iter().map(chunk).eq(now.iter().map(chunk)))
     }
 }

@@ -1,9 +1,8 @@
 //! Checks that need all inodes and directories together: unlinked lists, link counts, kinds, parents,
 //! and what no directory leads to.
 
-use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair};
-use super::problem::{Counter, Place, Problem, Structure};
-use super::reader::Reader;
+use super::ctx::{KIND_BAD, KIND_FREE, Pair};
+use super::{Counter, Ctx, Place, Problem, Reader, Structure};
 use crate::format::*;
 use std::cmp::Ordering;
 use std::fs::File;
@@ -29,12 +28,12 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         while at != NULLAGINO {
             let ino = g.ino(agno, at);
             let place = Place::inode(Structure::UnlinkedList, ino);
-            let Some((chunk, slot)) = ctx.find_chunk(agno, at) else {
+            let Some(slot) = ag.slot(at) else {
                 report.bad(place, "it leads to an inode that does not exist");
                 break;
             };
-            let bit = 1 << (slot % 64);
-            if frees[chunk] & bit != 0 {
+            let (chunk, bit) = (slot / 64, 1 << (slot % 64));
+            if ag.is_free(slot) {
                 report.bad(place, "it leads to a free inode");
                 break;
             }
@@ -231,7 +230,7 @@ impl Ups {
 /// `ups`.
 pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
     let (g, report) = (ctx.g, ctx.report);
-    let mut tree = ctx.tree.lock().expect("no holder panics");
+    let mut tree = ctx.counted.tree.lock().expect("no holder panics");
     let place = Place::inode(Structure::RootDirectory, g.rootino);
     let root = ctx.index(g.rootino);
     if let Some(f) = ctx.fact(g.rootino)

@@ -42,7 +42,7 @@ use crate::geometry::Geometry;
 use crate::log::{self, LogState};
 use crate::overlay::remembered;
 use budget::{Budget, Window};
-use ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Facts};
+use ctx::{AgFacts, Chunk, Counted, Ctx, Facts};
 use links::Ups;
 pub use progress::CheckProgress;
 use reader::Reader;
@@ -197,19 +197,20 @@ pub(crate) fn keeping(
         remainder: 0,
         classes: 1,
     };
-    let counted = quota::counted(&sb);
+    let has_quota = quota::counted(&sb);
     let (mut inodes, mut passes) = ((0, 0), 0);
     let mut kept = None;
     // Further classes of quota ids may need passes of their own, with nothing else to look at.
-    while passes < windows.len() || (counted && class.remainder < class.classes) {
+    while passes < windows.len() || (has_quota && class.remainder < class.classes) {
         let window = windows.get(passes).copied().unwrap_or(Window::NOTHING);
-        let usage = (counted && class.remainder < class.classes)
+        let usage = (has_quota && class.remainder < class.classes)
             .then(|| Usage::new(class, budget.quota_ids));
-        let ctx = run.context(window, usage);
+        let counted = run.counted(window, usage);
+        let ctx = run.context(&counted);
         groups(&ctx, budget.threads);
         let stop = stop && options.memory.is_none();
         if stop && report.all(|f| kept::TREES.contains(&f.place.what)) && report.count() > 0 {
-            kept = Some(Kept::new(ctx, true));
+            kept = Some(Kept::new(&run, counted, true));
             passes = 1;
             break;
         }
@@ -220,7 +221,7 @@ pub(crate) fn keeping(
             superblock::counters(&ctx);
             run.groups = ctx.ags.iter().map(Known::of).collect();
         }
-        if let Some(usage) = &ctx.usage {
+        if let Some(usage) = &counted.usage {
             let usage = usage.lock().expect("no holder panics");
             class = usage.class();
             class.remainder += 1;
@@ -233,7 +234,7 @@ pub(crate) fn keeping(
             links::cycles(&ctx, &mut ups).map_err(broken)?;
         }
         // With a bound on memory nothing is kept.
-        kept = options.memory.is_none().then(|| Kept::new(ctx, false));
+        kept = (options.memory.is_none()).then(|| Kept::new(&run, counted, false));
     }
     let incomplete = report.is_incomplete();
     let (late, missing) = (report.late(), report.take_missing());
@@ -292,52 +293,56 @@ struct CheckRun<'a> {
 }
 
 impl<'a> CheckRun<'a> {
-    /// A pass for the blocks and inodes of `window`.
-    fn context(&self, window: Window, usage: Option<Usage>) -> Ctx<'a> {
+    /// What a pass for the blocks and inodes of `window` counts, before it begins.
+    fn counted(&self, window: Window, usage: Option<Usage>) -> Counted {
         let g = self.g;
-        let ags = (0..g.agcount)
-            .map(|agno| {
-                let n = g.ag_blocks(agno);
-                let window = window.of(agno, n);
-                let here = !window.is_empty();
-                let (chunks, free) = (OnceLock::new(), OnceLock::new());
-                let known = self.groups.get(agno as usize);
-                if let Some(k) = known {
-                    let _ = chunks.set(k.chunks.clone());
-                    let _ = free.set(k.free.clone());
-                }
-                AgFacts {
-                    map: here.then(|| Mutex::new(BlockMap::new(window.end - window.start))),
-                    owners: (here && g.features.rmapbt).then(|| Fingerprint::new(n)),
-                    refs: (here && g.features.reflink).then(|| Fingerprint::new(n)),
-                    window,
-                    chunks,
-                    free,
-                    facts: OnceLock::new(),
-                    shared: OnceLock::new(),
-                    unlinked: OnceLock::new(),
-                    sums: OnceLock::new(),
-                    is_shared: AtomicBool::new(false),
-                    inodes_known: AtomicBool::new(known.is_none_or(|k| k.all)),
-                }
-            })
-            .collect();
+        let ag = |agno| {
+            let n = g.ag_blocks(agno);
+            let window = window.of(agno, n);
+            let here = !window.is_empty();
+            let known = self.groups.get(agno as usize);
+            AgFacts {
+                map: here.then(|| Mutex::new(BlockMap::new(window.end - window.start))),
+                owners: (here && g.features.rmapbt).then(|| Fingerprint::new(n)),
+                refs: (here && g.features.reflink).then(|| Fingerprint::new(n)),
+                window,
+                chunks: known.map_or_else(OnceLock::new, |k| k.chunks.clone().into()),
+                free: known.map_or_else(OnceLock::new, |k| k.free.clone().into()),
+                facts: OnceLock::new(),
+                shared: OnceLock::new(),
+                unlinked: OnceLock::new(),
+                sums: OnceLock::new(),
+                is_shared: AtomicBool::new(false),
+                inodes_known: AtomicBool::new(known.is_none_or(|k| k.all)),
+            }
+        };
+        Counted {
+            ags: (0..g.agcount).map(ag).collect(),
+            bases: OnceLock::new(),
+            tree: Mutex::default(),
+            usage: usage.map(Mutex::new),
+        }
+    }
+
+    /// A pass.
+    fn context<'c>(&self, counted: &'c Counted) -> Ctx<'c>
+    where
+        'a: 'c,
+    {
         Ctx {
-            g,
+            g: self.g,
             sb: self.sb,
             blocks: self.blocks,
             report: self.report,
             progress: self.progress,
-            ags,
+            counted,
+            ags: &counted.ags,
             first: self.groups.is_empty(),
-            bases: OnceLock::new(),
-            tree: Mutex::new(DirectoryFacts::default()),
             large: self.large,
             ahead: self.budget.ahead,
             directory: self.budget.directory,
             log_clean: self.log_clean,
             head_lsn: self.head_lsn,
-            usage: usage.map(Mutex::new),
             undo: false,
         }
     }
@@ -424,7 +429,7 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> (u64, u64) {
     if base > u64::from(u32::MAX / 64) {
         ctx.report.incomplete();
     }
-    let _ = ctx.bases.set(bases);
+    let _ = ctx.counted.bases.set(bases);
     ctx.progress.add_total(inodes);
     parallel(ctx, threads, groups, &|rd, i| {
         links::unlinked(ctx, rd, i as u32);

@@ -39,10 +39,7 @@ pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding], max_dirs:
             let _ = volume.readdir(&dir, 0, &mut |e| {
                 if !matches!(e.name, b"." | b"..") {
                     let want = wanted.contains(&e.ino);
-                    let maybe_dir = matches!(
-                        e.file_type,
-                        crate::format::FileType::Directory | crate::format::FileType::Unknown
-                    );
+                    let maybe_dir = e.file_type.may_be_directory();
                     if want || maybe_dir {
                         children.push((e.ino, maybe_dir, e.name.to_vec()));
                     }

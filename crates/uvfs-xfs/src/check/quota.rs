@@ -1,10 +1,7 @@
 //! Quota inodes: their records, and the usage that they say.
 
-use super::ctx::Ctx;
-use super::problem::{Place, Structure};
-use super::reader::Reader;
 use super::runs::read_run;
-use super::usage::Usage;
+use super::{Ctx, Place, Reader, Structure, Usage};
 use crate::format::*;
 use crate::read::inode::Inode;
 
@@ -82,7 +79,7 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
                 let used = (d.bcount.get(), d.icount.get());
                 if counted
                     && used != (0, 0)
-                    && let Some(u) = &ctx.usage
+                    && let Some(u) = &ctx.counted.usage
                 {
                     let mut u = u.lock().expect("no holder panics");
                     u.record(k, d.id.get(), used);

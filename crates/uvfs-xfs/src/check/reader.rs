@@ -195,13 +195,8 @@ impl<'a> Reader<'a> {
         let Some(stream) = &mut self.stream else {
             return;
         };
-        while matches!(
-            self.pieces.get(&at),
-            Some(PendingRead {
-                state: PendingState::InFlight,
-                ..
-            })
-        ) {
+        let in_flight = |p: &PendingRead| matches!(p.state, PendingState::InFlight);
+        while self.pieces.get(&at).is_some_and(in_flight) {
             let Some((offset, result)) = stream.next() else {
                 break;
             };
@@ -226,18 +221,12 @@ impl<'a> Reader<'a> {
         let end = offset.saturating_add(len as u64);
         if let Some(at) = covering(&self.pieces, offset, end) {
             self.arrive(at);
-            if let Some(PendingRead {
-                state: PendingState::Here(block),
-                ..
-            }) = self.pieces.get(&at)
-            {
+            if let Some(PendingState::Here(block)) = self.pieces.get(&at).map(|p| &p.state) {
                 let from = (offset - at) as usize;
                 return Ok(block.part(from..from + len));
             }
         }
-        let mut v = vec![0; len];
-        self.blocks.read_data(offset, &mut v)?;
-        Ok(Block::new(v))
+        self.blocks.bytes(offset, len).map(Block::new)
     }
 
     /// Reads blocks of an allocation group.

@@ -1,8 +1,6 @@
 //! Reads runs of a file's blocks.
 
-use super::ctx::Ctx;
-use super::problem::Place;
-use super::reader::Reader;
+use super::{Ctx, Place, Reader};
 use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::AgBlock;

@@ -162,6 +162,15 @@ impl BlockMap {
         }
     }
 
+    /// The runs of blocks that have one of these uses: in order, one use after another.
+    pub fn list(&self, wanted: &[Use]) -> Vec<(u32, u32)> {
+        let mut out = Vec::new();
+        for u in wanted {
+            self.runs(*u, &mut |start, len| out.push((start, len)));
+        }
+        out
+    }
+
     /// The runs of blocks that have the use `wanted`, in order.
     pub fn runs(&self, wanted: Use, visit: &mut dyn FnMut(u32, u32)) {
         let mut open: Option<u32> = None;
@@ -288,9 +297,7 @@ mod tests {
     use super::*;
 
     fn runs(m: &BlockMap, u: Use) -> Vec<(u32, u32)> {
-        let mut v = Vec::new();
-        m.runs(u, &mut |s, n| v.push((s, n)));
-        v
+        m.list(&[u])
     }
 
     /// Blocks with two owners are noticed.

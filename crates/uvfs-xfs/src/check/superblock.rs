@@ -1,9 +1,7 @@
 //! The superblock: found even when the first one is damaged, its fields, its counters.
 
-use super::ctx::Ctx;
 use super::is_refusal;
-use super::problem::{Counter, Place, Structure};
-use super::report::Report;
+use super::{Counter, Ctx, Place, Report, Structure};
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::format::*;

@@ -1,8 +1,6 @@
 //! Checks B-trees: reports what a walk finds wrong.
 
-use super::ctx::Ctx;
-use super::problem::Place;
-use super::reader::Reader;
+use super::{Ctx, Place, Reader};
 use crate::blocks::Block;
 use crate::format::*;
 use crate::geometry::AgBlock;

@@ -272,9 +272,26 @@ pub struct InodeChunk {
 }
 
 impl InodeChunk {
+    /// A chunk whose inodes in `free` are free. Those in holes are, too.
+    pub fn new(startino: u32, holemask: u16, free: u64) -> InodeChunk {
+        let holes = holes(holemask);
+        InodeChunk {
+            startino,
+            holemask,
+            count: 64 - holes.count_ones(),
+            freecount: (free & !holes).count_ones(),
+            free: free | holes,
+        }
+    }
+
     /// Bit set: the inode is not there.
     pub fn holes(&self) -> u64 {
         holes(self.holemask)
+    }
+
+    /// Whether an inode of the chunk is there.
+    pub fn has(&self, slot: u32) -> bool {
+        self.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 == 0
     }
 }
 

@@ -261,6 +261,11 @@ impl FileType {
         )
     }
 
+    /// Whether a file whose entry says this type may be a directory.
+    pub fn may_be_directory(self) -> bool {
+        matches!(self, FileType::Directory | FileType::Unknown)
+    }
+
     /// From a directory entry; `None` for values that the format does not know.
     pub fn from_ftype(v: u8) -> Option<FileType> {
         FileType::try_read_from_bytes(&[v]).ok()

@@ -8,7 +8,7 @@ use super::layout::FixedBlocks;
 use super::meta::Metadata;
 use super::pool::{Below, SourceWalk, WorkPool};
 use super::source::{Data, Meta, Root, SourceDir, SourceEntry, Time};
-use super::space::{Full, SpaceMap};
+use super::space::{BlockRun, Full, SpaceMap};
 use super::{MkfsError, MkfsProgress};
 use crate::bulk::attr::{self, NewAttr, remote_header};
 use crate::bulk::dir::{self, DirLayout, NewEntry, Owner};
@@ -69,19 +69,16 @@ pub(crate) fn divide(g: &Geometry, attrs: &[NewAttr], device: bool) -> (AttrForm
 }
 
 /// Refuses attributes that the format has no room for; a source that is no file system may have them.
-fn fits(attrs: &[NewAttr], path: &dyn Fn() -> PathBuf) -> Result<(), MkfsError> {
-    let unfit = |why| Err(MkfsError::unfit(path(), why));
-    for a in attrs {
-        if a.name.is_empty() || a.name.len() > MAXNAMELEN {
-            return unfit(
-                "XFS has names of extended attributes from 1 to 255 bytes, after their namespace",
-            );
-        }
-        if a.value.len() > ATTR_MAX_VALUE {
-            return unfit("XFS has values of extended attributes of up to 65536 bytes");
-        }
+fn fits(attrs: &[NewAttr], new: &Making<'_>) -> Result<(), MkfsError> {
+    let named = |a: &NewAttr| (1..=MAXNAMELEN).contains(&a.name.len());
+    if !attrs.iter().all(named) {
+        let why = "XFS has names of extended attributes from 1 to 255 bytes, after their namespace";
+        return Err(new.unfit(why));
     }
-    Ok(())
+    match attrs.iter().all(|a| a.value.len() <= ATTR_MAX_VALUE) {
+        true => Ok(()),
+        false => Err(new.unfit("XFS has values of extended attributes of up to 65536 bytes")),
+    }
 }
 
 /// The ranges of blocks of a file that hold data: (first block, blocks).
@@ -104,6 +101,26 @@ pub(crate) fn block_runs(g: &Geometry, size: u64, data: &Data) -> Vec<(u64, u64)
             }
             out
         }
+    }
+}
+
+/// An inode that is made, and what it is made from.
+struct Making<'d> {
+    ino: u64,
+    /// The group for its blocks.
+    agno: u32,
+    dir: &'d Arc<dyn SourceDir>,
+    /// Its name there; empty for the directory itself.
+    name: &'d [u8],
+}
+
+impl Making<'_> {
+    fn path(&self) -> PathBuf {
+        self.dir.path(self.name)
+    }
+
+    fn unfit(&self, why: &'static str) -> MkfsError {
+        MkfsError::unfit(self.path(), why)
     }
 }
 
@@ -205,10 +222,27 @@ impl<'p, 'a> Filler<'p, 'a> {
         }
     }
 
-    /// A new inode in `near` or wherever there is room.
-    fn allocate(&mut self, near: u32, path: &dyn Fn() -> PathBuf) -> Result<u64, MkfsError> {
+    /// Blocks for metadata of an inode, in runs that are multiples of `granule`.
+    fn metadata(
+        &mut self,
+        new: &Making<'_>,
+        blocks: u32,
+        granule: u32,
+    ) -> Result<Vec<BlockRun>, MkfsError> {
+        let runs = self.space.metadata(new.agno, blocks, granule);
+        runs.map_err(|Full| self.full(new.path()))
+    }
+
+    /// A new inode in `near` or wherever there is room, for the entry `name`.
+    fn allocate(
+        &mut self,
+        near: u32,
+        dir: &Arc<dyn SourceDir>,
+        name: &[u8],
+    ) -> Result<u64, MkfsError> {
         let g = &self.l.g;
-        let (agno, agino, new) = self.space.inode(near).map_err(|Full| self.full(path()))?;
+        let found = self.space.inode(near);
+        let (agno, agino, new) = found.map_err(|Full| self.full(dir.path(name)))?;
         let ino = g.ino(agno, agino);
         if new {
             self.meta.new_unit(ino, |i| generation(g, i))?;
@@ -244,7 +278,7 @@ impl<'p, 'a> Filler<'p, 'a> {
                 })?;
                 continue;
             }
-            let ino = self.allocate(agno, &|| dir.path(&e.name))?;
+            let ino = self.allocate(agno, dir, &e.name)?;
             if let Some(id) = e.links {
                 self.links.insert(id, Linked { ino, nlink: 1 });
             }
@@ -294,10 +328,14 @@ impl<'p, 'a> Filler<'p, 'a> {
         entries: &[NewEntry<'_>],
         agno: u32,
     ) -> Result<(), MkfsError> {
-        let l = self.l;
-        let g = &l.g;
-        let path = || dir.path(b"");
-        fits(&p.attrs, &path)?;
+        let g = &self.l.g;
+        let new = &Making {
+            ino: p.ino,
+            agno,
+            dir,
+            name: b"",
+        };
+        fits(&p.attrs, new)?;
         let (form, room) = divide(g, &p.attrs, false);
         let (data, size) = match dir::layout(g, p.parent, entries, room) {
             DirLayout::Short(bytes) => {
@@ -308,9 +346,7 @@ impl<'p, 'a> Filler<'p, 'a> {
                 let granule = 1u32 << g.dirblklog;
                 let mut extents = Vec::new();
                 for (start, n) in plan.runs(g) {
-                    let blocks = n as u32 * granule;
-                    let runs = self.space.metadata(agno, blocks, granule);
-                    let runs = runs.map_err(|Full| self.full(path()))?;
+                    let runs = self.metadata(new, n as u32 * granule, granule)?;
                     append(g, &mut extents, start, &runs);
                 }
                 let owner = Owner {
@@ -320,26 +356,20 @@ impl<'p, 'a> Filler<'p, 'a> {
                 let daddr = |block| daddr_of(g, &extents, block);
                 let meta = &mut self.meta;
                 dir::fill(g, owner, entries, &plan, &daddr, &mut |block, bytes| {
-                    let index = block >= DIR2_LEAF_OFFSET >> g.blocklog
-                        && block < DIR2_FREE_OFFSET >> g.blocklog;
-                    let kind = if index {
-                        verifier::DA
-                    } else {
-                        verifier::DIR_DATA
+                    let kind = match g.dir_index().contains(&block) {
+                        true => verifier::DA,
+                        false => verifier::DIR_DATA,
                     };
                     meta.put(daddr(block), bytes, kind)
                 })?;
                 let size = plan.size(g);
-                (self.fork(p.ino, room, &extents, agno, &path)?, size)
+                (self.fork(new, room, &extents)?, size)
             }
         };
-        let below = entries
-            .iter()
-            .filter(|e| e.file_type == FileType::Directory);
-        let nlink = 2 + below.count() as u32;
-        self.write_inode(
-            &p.meta, &p.attrs, form, room, p.ino, nlink, size, data, agno, &path,
-        )
+        let is_dir = |e: &&NewEntry<'_>| e.file_type == FileType::Directory;
+        let nlink = 2 + entries.iter().filter(is_dir).count() as u32;
+        let attrs = (&p.attrs[..], form);
+        self.write_inode(new, &p.meta, attrs, nlink, size, (room, data))
     }
 
     /// Writes a file that is no directory, and has its contents copied.
@@ -351,66 +381,60 @@ impl<'p, 'a> Filler<'p, 'a> {
         agno: u32,
         nlink: u32,
     ) -> Result<(), MkfsError> {
-        let l = self.l;
-        let g = &l.g;
+        let g = &self.l.g;
         let kind = FileType::from_mode(e.meta.mode);
-        let named = e.name.clone();
-        let path = || dir.path(&named);
+        let new = &Making {
+            ino,
+            agno,
+            dir,
+            name: &e.name,
+        };
         let special = !matches!(kind, FileType::Regular | FileType::Symlink);
-        fits(&e.attrs, &path)?;
+        fits(&e.attrs, new)?;
         let (form, room) = divide(g, &e.attrs, special);
         let mut size = 0;
         let data = match kind {
             FileType::Regular => {
                 size = e.meta.size;
                 if size > i64::MAX as u64 {
-                    return Err(MkfsError::unfit(path(), "it is too large"));
+                    return Err(new.unfit("it is too large"));
                 }
-                let extents = self.contents(dir, &e, agno, &path)?;
-                self.fork(ino, room, &extents, agno, &path)?
+                let extents = self.contents(new, &e)?;
+                self.fork(new, room, &extents)?
             }
             FileType::Symlink => {
                 size = e.target.len() as u64;
-                self.symlink(ino, &e.target, room, agno, &path)?
+                self.symlink(new, &e.target, room)?
             }
             FileType::CharDevice | FileType::BlockDevice => {
                 let (major, minor) = e.meta.rdev;
-                let number = device(major, minor).ok_or_else(|| {
-                    let why = "XFS has device numbers up to 511 (major) and 262143 (minor)";
-                    MkfsError::unfit(path(), why)
-                })?;
+                let why = "XFS has device numbers up to 511 (major) and 262143 (minor)";
+                let number = device(major, minor).ok_or_else(|| new.unfit(why))?;
                 ForkData::local(FORMAT_DEV, number)
             }
             FileType::Fifo | FileType::Socket => ForkData::local(FORMAT_DEV, vec![0; 4]),
-            _ => return Err(MkfsError::unfit(path(), "its type is not known")),
+            _ => return Err(new.unfit("its type is not known")),
         };
-        self.write_inode(
-            &e.meta, &e.attrs, form, room, ino, nlink, size, data, agno, &path,
-        )
+        let attrs = (&e.attrs[..], form);
+        self.write_inode(new, &e.meta, attrs, nlink, size, (room, data))
     }
 
     /// A symbolic link's target: in the inode, or in blocks.
     fn symlink(
         &mut self,
-        ino: u64,
+        new: &Making<'_>,
         target: &[u8],
         room: usize,
-        agno: u32,
-        path: &dyn Fn() -> PathBuf,
     ) -> Result<ForkData, MkfsError> {
-        let l = self.l;
-        let g = &l.g;
+        let g = &self.l.g;
         if target.is_empty() || target.len() >= SYMLINK_MAXLEN {
-            let why = "XFS has targets of symbolic links from 1 to 1023 bytes";
-            return Err(MkfsError::unfit(path(), why));
+            return Err(new.unfit("XFS has targets of symbolic links from 1 to 1023 bytes"));
         }
         if target.len() <= room {
             return Ok(ForkData::local(FORMAT_LOCAL, target.to_vec()));
         }
         let payload = g.block_size as usize - RemoteHeader::SIZE;
-        let blocks = target.len().div_ceil(payload) as u32;
-        let runs = self.space.metadata(agno, blocks, 1);
-        let runs = runs.map_err(|Full| self.full(path()))?;
+        let runs = self.metadata(new, target.len().div_ceil(payload) as u32, 1)?;
         let mut extents = Vec::new();
         append(g, &mut extents, 0, &runs);
         // Each extent has one head.
@@ -420,10 +444,11 @@ impl<'p, 'a> Filler<'p, 'a> {
             let n = rest.len().min(bytes.len() - RemoteHeader::SIZE);
             let daddr = daddr_of(g, &extents, e.startoff);
             let offset = target.len() - rest.len();
-            remote_header(g, ino, SYMLINK_MAGIC, daddr, offset, &rest[..n], &mut bytes);
+            let (part, next) = rest.split_at(n);
+            remote_header(g, new.ino, SYMLINK_MAGIC, daddr, offset, part, &mut bytes);
             self.meta.put(daddr, &bytes, verifier::REMOTE)?;
-            rest = &rest[n..];
+            rest = next;
         }
-        self.fork(ino, room, &extents, agno, path)
+        self.fork(new, room, &extents)
     }
 }

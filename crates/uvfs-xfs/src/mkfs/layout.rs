@@ -3,6 +3,8 @@
 use super::{MkfsError, MkfsOptions};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use std::ops::RangeInclusive;
+use zerocopy::FromZeros;
 
 /// Smallest allocation group: 16 MiB.
 const MIN_AG_BYTES: u64 = 16 << 20;
@@ -37,35 +39,37 @@ pub(crate) struct FixedBlocks {
 /// Checks the sizes of blocks, sectors and inodes, and the label.
 fn check_options(o: &MkfsOptions) -> Result<(), MkfsError> {
     let block = o.block_size;
-    if !block.is_power_of_two() || !(1024..=65536).contains(&block) {
-        return Err(MkfsError::Options(format!(
-            "a block size of {block}: powers of two from 1024 to 65536 are possible"
-        )));
+    let fits = |size: u32, range: RangeInclusive<u32>, most: u32| {
+        size.is_power_of_two() && range.contains(&size) && size <= most
+    };
+    if !fits(block, 1024..=65536, u32::MAX) {
+        let range = "powers of two from 1024 to 65536";
+        return refuse(format!("a block size of {block}: {range} are possible"));
     }
     let sector = o.sector_size;
-    if !sector.is_power_of_two() || !(512..=32768).contains(&sector) || sector > block {
-        return Err(MkfsError::Options(format!(
-            "a sector size of {sector}: powers of two from 512 to 32768, at most the block \
-             size, are possible"
-        )));
+    if !fits(sector, 512..=32768, block) {
+        let range = "powers of two from 512 to 32768, at most the block size,";
+        return refuse(format!("a sector size of {sector}: {range} are possible"));
     }
     let inode = o.inode_size;
-    if !inode.is_power_of_two() || !(512..=2048).contains(&inode) || inode > block / 2 {
-        return Err(MkfsError::Options(format!(
-            "an inode size of {inode}: powers of two from 512 to 2048, at most half of a \
-             block, are possible"
-        )));
+    if !fits(inode, 512..=2048, block / 2) {
+        let range = "powers of two from 512 to 2048, at most half of a block,";
+        return refuse(format!("an inode size of {inode}: {range} are possible"));
     }
-    if o.label.len() > 12 {
-        return Err(MkfsError::Options("a label of more than 12 bytes".into()));
+    match o.label.len() {
+        ..=12 => Ok(()),
+        _ => refuse("a label of more than 12 bytes".into()),
     }
-    Ok(())
+}
+
+fn refuse<T>(why: String) -> Result<T, MkfsError> {
+    Err(MkfsError::Options(why))
 }
 
 /// How many percent of the blocks may hold inodes.
 fn max_pct(o: &MkfsOptions, bytes: u64) -> Result<u8, MkfsError> {
     match o.max_pct {
-        Some(p) if p > 100 => Err(MkfsError::Options(format!("maxpct={p}: at most 100"))),
+        Some(p) if p > 100 => refuse(format!("maxpct={p}: at most 100")),
         Some(p) => Ok(p),
         None if bytes < 1 << 40 => Ok(25),
         None if bytes < 50 << 40 => Ok(5),
@@ -121,12 +125,10 @@ impl FixedBlocks {
 
     /// The first block of the free list.
     pub fn free_list_start(&self, agno: u32) -> u32 {
-        self.after_roots()
-            + if agno == self.log_ag {
-                self.g.logblocks
-            } else {
-                0
-            }
+        match agno == self.log_ag {
+            true => self.after_roots() + self.g.logblocks,
+            false => self.after_roots(),
+        }
     }
 
     /// Inodes that are allocated together, at least a chunk and at least a block.
@@ -141,14 +143,13 @@ impl FixedBlocks {
 
     /// Chooses all sizes for a file system of `bytes` bytes.
     pub fn new(o: &MkfsOptions, bytes: u64, uuid: Uuid) -> Result<FixedBlocks, MkfsError> {
-        let bad = |why: String| MkfsError::Options(why);
         check_options(o)?;
         let (block, sector, inode) = (o.block_size, o.sector_size, o.inode_size);
         if bytes < MIN_BYTES {
-            return Err(bad(format!(
-                "{bytes} bytes are too few: at least {}M are needed",
-                MIN_BYTES >> 20
-            )));
+            let least = MIN_BYTES >> 20;
+            return refuse(format!(
+                "{bytes} bytes are too few: at least {least}M are needed"
+            ));
         }
         let blocklog = block.trailing_zeros();
         let mut dblocks = bytes >> blocklog;
@@ -157,18 +158,19 @@ impl FixedBlocks {
         let rest = dblocks % agblocks;
         if rest != 0 && rest < MIN_AG_BYTES >> blocklog {
             if agcount == 1 {
-                return Err(bad("the only allocation group is too small".into()));
+                return refuse("the only allocation group is too small".into());
             }
             dblocks -= rest;
             agcount -= 1;
         }
-        let agcount = u32::try_from(agcount)
-            .map_err(|_| bad(format!("{agcount} allocation groups are too many")))?;
+        let Ok(agcount) = u32::try_from(agcount) else {
+            return refuse(format!("{agcount} allocation groups are too many"));
+        };
         let agblocks = agblocks as u32;
         let agblklog = 32 - (agblocks - 1).leading_zeros();
         let inopblog = blocklog - inode.trailing_zeros();
         if agblklog + inopblog > 32 {
-            return Err(bad("allocation groups with more than 2^32 inodes".into()));
+            return refuse("allocation groups with more than 2^32 inodes".into());
         }
         // Directory blocks are of 4 KiB at least.
         let dirblklog = 12u32.saturating_sub(blocklog);
@@ -186,14 +188,13 @@ impl FixedBlocks {
         let log = log_blocks(o, dblocks, blocklog, most)?;
         let cluster = 8192 * (inode / 256);
         let sectors = sector > 512;
-        let zero = [0u8; 16];
-        let mut sb = Superblock::read_from_bytes_or_zero();
+        let mut sb = Superblock::new_zeroed();
         sb.magicnum.set(SB_MAGIC);
         sb.blocksize.set(block);
         sb.dblocks.set(dblocks);
         sb.uuid = uuid;
-        let logstart =
-            u64::from(log_ag) << agblklog | u64::from(header_blocks + ROOTS.len() as u32);
+        let after_roots = header_blocks + ROOTS.len() as u32;
+        let logstart = u64::from(log_ag) << agblklog | u64::from(after_roots);
         sb.logstart.set(logstart);
         // Realtime extents are of 4 KiB at least.
         sb.rextsize.set((4096 >> blocklog).max(1));
@@ -221,9 +222,8 @@ impl FixedBlocks {
         sb.logsunit.set(if sectors { block } else { 1 });
         set_features(&mut sb, sectors);
         sb.spino_align.set(cluster >> blocklog);
-        sb.meta_uuid = zero;
         // The root directory has the first inode that there can be.
-        let mut first = header_blocks + ROOTS.len() as u32 + free_list;
+        let mut first = after_roots + free_list;
         if log_ag == 0 {
             first += log;
         }
@@ -231,7 +231,7 @@ impl FixedBlocks {
         sb.rootino.set(root);
         sb.rbmino.set(root + 1);
         sb.rsumino.set(root + 2);
-        let g = Geometry::new(&sb).map_err(|e| bad(e.to_string()))?;
+        let g = Geometry::new(&sb).map_err(|e| MkfsError::Options(e.to_string()))?;
         Ok(FixedBlocks {
             sb,
             g,
@@ -250,52 +250,30 @@ impl FixedBlocks {
     }
 }
 
-impl Superblock {
-    fn read_from_bytes_or_zero() -> Superblock {
-        use zerocopy::FromZeros;
-        Superblock::new_zeroed()
-    }
-}
-
 /// Blocks of each allocation group and their number. The last one may be smaller.
 fn groups(o: &MkfsOptions, dblocks: u64, blocklog: u32) -> Result<(u64, u64), MkfsError> {
     let most = (MAX_AG_BYTES >> blocklog) - 1;
     let least = MIN_AG_BYTES >> blocklog;
     let agblocks = match (o.agcount, o.agsize) {
-        (Some(_), Some(_)) => {
-            return Err(MkfsError::Options(
-                "agcount and agsize cannot both be given".into(),
-            ));
-        }
-        (Some(0), _) => return Err(MkfsError::Options("agcount=0".into())),
+        (Some(_), Some(_)) => return refuse("agcount and agsize cannot both be given".into()),
+        (Some(0), _) => return refuse("agcount=0".into()),
         (Some(n), None) => dblocks.div_ceil(n),
-        (None, Some(bytes)) => {
-            if !bytes.is_multiple_of(1 << blocklog) {
-                return Err(MkfsError::Options(format!(
-                    "agsize={bytes} is no multiple of the block size"
-                )));
-            }
-            (bytes >> blocklog).min(dblocks)
+        (None, Some(bytes)) if !bytes.is_multiple_of(1 << blocklog) => {
+            return refuse(format!("agsize={bytes} is no multiple of the block size"));
         }
-        (None, None) => {
-            let bytes = dblocks << blocklog;
-            let shift = match bytes {
-                b if b >= 4 << 40 => None,
-                b if b >= 64 << 20 => Some(2),
-                b if b >= 32 << 20 => Some(1),
-                _ => Some(0),
-            };
-            match shift {
-                None => most,
-                Some(s) => dblocks.div_ceil(1 << s).min(most),
-            }
-        }
+        (None, Some(bytes)) => (bytes >> blocklog).min(dblocks),
+        (None, None) => match dblocks << blocklog {
+            b if b >= 4 << 40 => most,
+            b if b >= 64 << 20 => dblocks.div_ceil(4).min(most),
+            b if b >= 32 << 20 => dblocks.div_ceil(2).min(most),
+            _ => dblocks.min(most),
+        },
     };
     if agblocks > most || agblocks < least {
-        return Err(MkfsError::Options(format!(
-            "allocation groups of {} bytes: from 16M to a block less than 1T are possible",
-            agblocks << blocklog
-        )));
+        let (bytes, range) = (agblocks << blocklog, "from 16M to a block less than 1T");
+        return refuse(format!(
+            "allocation groups of {bytes} bytes: {range} are possible"
+        ));
     }
     Ok((agblocks, dblocks.div_ceil(agblocks)))
 }
@@ -323,11 +301,10 @@ fn log_blocks(o: &MkfsOptions, dblocks: u64, blocklog: u32, most: u32) -> Result
             let max = MAX_LOG_BYTES >> blocklog;
             let n = bytes >> blocklog;
             if n < u64::from(least) || n > max {
-                return Err(MkfsError::Options(format!(
-                    "a log of {bytes} bytes: from {} to {} are possible",
-                    u64::from(least) << blocklog,
-                    max << blocklog
-                )));
+                let (least, max) = (u64::from(least) << blocklog, max << blocklog);
+                return refuse(format!(
+                    "a log of {bytes} bytes: from {least} to {max} are possible"
+                ));
             }
             n
         }
@@ -338,11 +315,11 @@ fn log_blocks(o: &MkfsOptions, dblocks: u64, blocklog: u32, most: u32) -> Result
             .min(most.into()),
     };
     if blocks > u64::from(most) || blocks < u64::from(least) {
-        return Err(MkfsError::Options(format!(
-            "a log of {} bytes does not fit in an allocation group: ask for a smaller log, or for \
-             fewer or larger allocation groups",
-            blocks.max(least.into()) << blocklog
-        )));
+        let bytes = blocks.max(least.into()) << blocklog;
+        let hint = "ask for a smaller log, or for fewer or larger allocation groups";
+        return refuse(format!(
+            "a log of {bytes} bytes does not fit in an allocation group: {hint}"
+        ));
     }
     Ok(blocks as u32)
 }

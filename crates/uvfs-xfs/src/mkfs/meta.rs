@@ -66,10 +66,8 @@ impl<'a> Metadata<'a> {
             daddr,
             len: (bytes.len() as u64 / BBSIZE) as u32,
         };
-        let buffer = self
-            .target
-            .get(&[sectors], verifier)
-            .map_err(|e| self.failed(e))?;
+        let buffer = self.target.get(&[sectors], verifier);
+        let buffer = buffer.map_err(|e| self.failed(e))?;
         buffer.write().copy_from_slice(bytes);
         self.push(buffer)
     }
@@ -117,21 +115,20 @@ impl<'a> Metadata<'a> {
     pub fn new_unit(&mut self, ino: u64, generation: impl Fn(u64) -> u32) -> Result<(), MkfsError> {
         let (sectors, _) = self.unit_of(ino);
         let g = &self.l.g;
-        let buffer = self
-            .target
-            .get(&[sectors], verifier::inodes(g.inode_size))
-            .map_err(|e| self.failed(e))?;
-        {
-            let mut bytes = buffer.write();
-            let size = g.inode_size as usize;
-            for (inode, ino) in bytes.chunks_exact_mut(size).zip(ino..) {
-                inode.fill(0);
-                super::inode::free_inode(g, ino, generation(ino)).put(inode, 0);
-            }
+        let buffer = self.target.get(&[sectors], verifier::inodes(g.inode_size));
+        let buffer = buffer.map_err(|e| self.failed(e))?;
+        let size = g.inode_size as usize;
+        for (inode, ino) in buffer.write().chunks_exact_mut(size).zip(ino..) {
+            inode.fill(0);
+            super::inode::free_inode(g, ino, generation(ino)).put(inode, 0);
         }
-        let missing = Some(self.l.unit_inodes());
-        self.units.insert(sectors.daddr, Unit { buffer, missing });
-        self.order.push_back(sectors.daddr);
+        self.open(sectors.daddr, buffer, Some(self.l.unit_inodes()))
+    }
+
+    /// Takes a unit into those that are open, and writes the oldest if these are too many.
+    fn open(&mut self, at: u64, buffer: Buffer, missing: Option<u32>) -> Result<(), MkfsError> {
+        self.units.insert(at, Unit { buffer, missing });
+        self.order.push_back(at);
         self.bound()
     }
 
@@ -164,14 +161,10 @@ impl<'a> Metadata<'a> {
         let size = self.l.g.inode_size as usize;
         if !self.units.contains_key(&sectors.daddr) {
             // It was written when too many were open.
-            let buffer = self
-                .target
-                .read(&[sectors], verifier::inodes(self.l.g.inode_size))
-                .map_err(|e| self.failed(e))?;
-            let missing = None;
-            self.units.insert(sectors.daddr, Unit { buffer, missing });
-            self.order.push_back(sectors.daddr);
-            self.bound()?;
+            let kind = verifier::inodes(self.l.g.inode_size);
+            let buffer = self.target.read(&[sectors], kind);
+            let buffer = buffer.map_err(|e| self.failed(e))?;
+            self.open(sectors.daddr, buffer, None)?;
         }
         let Some(unit) = self.units.get_mut(&sectors.daddr) else {
             return Ok(());

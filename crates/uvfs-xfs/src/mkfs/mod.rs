@@ -42,6 +42,7 @@ pub(crate) use log::of_cycle as log_of_cycle;
 
 use crate::format::*;
 use crate::geometry::AgBlock;
+use crate::read::verifier;
 use fill::{Filler, Times};
 use inode::{ForkData, NewInode};
 use layout::FixedBlocks;
@@ -333,9 +334,8 @@ fn make(
         (Some(bytes), _) => bytes,
         (None, Some(_)) => estimate::size(&options, &sum)?,
         (None, None) => {
-            return Err(MkfsError::Options(
-                "a size is needed for a new image without contents".into(),
-            ));
+            let why = "a size is needed for a new image without contents";
+            return Err(MkfsError::Options(why.into()));
         }
     };
     let times = match options.reproducible {
@@ -438,7 +438,7 @@ fn write<'a>(
         })?;
         for b in group.blocks(g) {
             let daddr = g.daddr(AgBlock { agno, agbno: b.at });
-            meta.put(daddr, &b.bytes, crate::read::verifier::BTREE_SHORT)?;
+            meta.put(daddr, &b.bytes, verifier::BTREE_SHORT)?;
         }
         counts += group.counts();
         headers.push(group.headers(g));
@@ -459,11 +459,7 @@ fn write<'a>(
     };
     for (agno, sectors) in (0..).zip(&headers).skip(1) {
         let daddr = g.daddr(AgBlock { agno, agbno: 0 });
-        meta.put(
-            daddr,
-            &head(&sb, sectors),
-            crate::read::verifier::AG_HEADERS,
-        )?;
+        meta.put(daddr, &head(&sb, sectors), verifier::AG_HEADERS)?;
     }
     let sizes = uvfs_io::device::Device::geometry(&output.device);
     let log = log::start(l, &sizes);
@@ -471,11 +467,7 @@ fn write<'a>(
     meta.finish()?;
 
     sb.inprogress = 0;
-    meta.put(
-        0,
-        &head(&sb, &headers[0]),
-        crate::read::verifier::AG_HEADERS,
-    )?;
+    meta.put(0, &head(&sb, &headers[0]), verifier::AG_HEADERS)?;
     meta.finish()?;
     Ok((sb, inodes + u64::from(FIXED) - 1))
 }
@@ -504,9 +496,8 @@ fn inode_without_contents(
 }
 
 fn now() -> Time {
-    let t = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let t = SystemTime::now().duration_since(UNIX_EPOCH);
+    let t = t.unwrap_or_default();
     Time {
         sec: t.as_secs() as i64,
         nsec: t.subsec_nanos(),
@@ -529,12 +520,8 @@ fn random_uuid() -> io::Result<Uuid> {
 /// A UUID that follows from what the file system is made of, but for contents.
 fn derived_uuid(o: &MkfsOptions, bytes: u64, now: Time, sum: &estimate::Sum) -> Uuid {
     let mut d = estimate::Digest::new();
-    for word in [
-        bytes,
-        o.block_size.into(),
-        o.inode_size.into(),
-        now.sec as u64,
-    ] {
+    let (block, inode) = (o.block_size.into(), o.inode_size.into());
+    for word in [bytes, block, inode, now.sec as u64] {
         d.add(&word.to_le_bytes());
     }
     d.add(&o.label);
@@ -544,21 +531,14 @@ fn derived_uuid(o: &MkfsOptions, bytes: u64, now: Time, sum: &estimate::Sum) -> 
 
 /// Reads a UUID the way people write it.
 pub fn parse_uuid(text: &str) -> Option<Uuid> {
-    let mut digits = Vec::with_capacity(32);
-    for (i, c) in text.bytes().enumerate() {
-        match c {
-            b'-' if matches!(i, 8 | 13 | 18 | 23) => {}
-            c => digits.push((c as char).to_digit(16)? as u8),
-        }
-    }
-    if digits.len() != 32 || text.len() != 36 {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    for (b, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *b = pair[0] << 4 | pair[1];
-    }
-    Some(uuid)
+    let fits = |(i, c): (usize, u8)| match i {
+        8 | 13 | 18 | 23 => c == b'-',
+        _ => c.is_ascii_hexdigit(),
+    };
+    let is_uuid = text.len() == 36 && text.bytes().enumerate().all(fits);
+    let digits = text.replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).ok();
+    number.filter(|_| is_uuid).map(u128::to_be_bytes)
 }
 
 /// The device that is shared by all that write.

@@ -6,7 +6,7 @@ use super::{MkfsError, MkfsProgress};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use uvfs_io::device::Device;
 use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, Io, IoExtent, Op};
 use uvfs_mem::Arena;
@@ -51,16 +51,15 @@ impl SourceFile {
 
     fn open(&self, progress: &MkfsProgress) -> Result<Option<SourceReader>, MkfsError> {
         let reader = self.dir.open(&self.name)?;
-        let changed = match &reader {
-            None => Some("removed or replaced while it was copied: zeros stand for its contents"),
-            Some(r) if r.changeable_size().is_some_and(|now| now != self.size) => Some(
-                "changed its size while it was copied: its contents are cut off, or zeros follow them",
-            ),
-            Some(_) => None,
+        let size = reader.as_ref().map(SourceReader::changeable_size);
+        let what = match size {
+            None => "removed or replaced while it was copied: zeros stand for its contents",
+            Some(Some(now)) if now != self.size => {
+                "changed its size while it was copied: its contents are cut off, or zeros follow them"
+            }
+            Some(_) => return Ok(reader),
         };
-        if let Some(what) = changed {
-            progress.note_changed(self.dir.path(&self.name), what);
-        }
+        progress.note_changed(self.dir.path(&self.name), what);
         Ok(reader)
     }
 
@@ -83,14 +82,11 @@ impl SourceFile {
             return Ok(());
         };
         let path = || self.dir.path(&self.name);
-        let read = reader
-            .read_at(offset, buf)
-            .map_err(|e| MkfsError::source(path(), "reading it", e))?;
+        let read = reader.read_at(offset, buf);
+        let read = read.map_err(|e| MkfsError::source(path(), "reading it", e))?;
         if read < buf.len() {
-            progress.note_changed(
-                path(),
-                "became shorter while it was copied: zeros follow its contents",
-            );
+            let what = "became shorter while it was copied: zeros follow its contents";
+            progress.note_changed(path(), what);
         }
         Ok(())
     }
@@ -263,10 +259,7 @@ impl<'a> WorkPool<'a> {
     pub fn push(&self, job: Job) -> Result<(), MkfsError> {
         let mut state = lock(&self.state);
         while state.error.is_none() && state.jobs.len() >= JOBS * self.threads {
-            state = self
-                .room
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.room, state);
         }
         if state.error.is_some() {
             return Err(MkfsError::Stopped);
@@ -284,10 +277,8 @@ impl<'a> WorkPool<'a> {
         }
         let mut state = lock(&self.state);
         state.scans.clear();
-        state.scans.extend(
-            next.filter(|t| matches!(*lock(&t.slot), Slot::Waiting))
-                .cloned(),
-        );
+        let waiting = next.filter(|t| matches!(*lock(&t.slot), Slot::Waiting));
+        state.scans.extend(waiting.cloned());
         let any = !state.scans.is_empty();
         drop(state);
         if any {
@@ -304,10 +295,7 @@ impl<'a> WorkPool<'a> {
             return ticket.list(self.progress);
         }
         while matches!(*slot, Slot::Running) {
-            slot = ticket
-                .done
-                .wait(slot)
-                .unwrap_or_else(PoisonError::into_inner);
+            slot = wait(&ticket.done, slot);
         }
         match std::mem::replace(&mut *slot, Slot::Taken) {
             Slot::Done(listed) => {
@@ -339,10 +327,7 @@ impl<'a> WorkPool<'a> {
                     drop(state);
                     return writer.map_or(Ok(()), Writer::finish);
                 }
-                state = self
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.work, state);
             };
             let more = !state.scans.is_empty();
             drop(state);
@@ -365,6 +350,11 @@ impl<'a> WorkPool<'a> {
             }
         }
     }
+}
+
+/// Waits, whether or not another thread panicked.
+fn wait<'g, T>(change: &Condvar, guard: MutexGuard<'g, T>) -> MutexGuard<'g, T> {
+    change.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Close<'p, 'a>(&'p WorkPool<'a>);
@@ -498,10 +488,7 @@ impl<'p, 'a, T> SourceWalk<'p, 'a, T> {
 
     /// Adds the subdirectories of the directory that was given last, in the order of names.
     pub fn descend(&mut self, dir: &Arc<dyn SourceDir>, below: Below<T>) {
-        let tickets = below
-            .into_iter()
-            .rev()
-            .map(|(name, with)| (Ticket::new(dir.clone(), name), with));
-        self.stack.extend(tickets);
+        let ticket = |(name, with)| (Ticket::new(dir.clone(), name), with);
+        self.stack.extend(below.into_iter().rev().map(ticket));
     }
 }

@@ -195,22 +195,15 @@ impl SpaceMap {
             }
             // As many inodes as fit, and free extents as many as there are regions.
             let chunks = blocks / l.unit_blocks() * (l.unit_inodes() / INODES_PER_CHUNK);
-            let trees = [Btree::Ino, Btree::Fino]
-                .map(|t| most_blocks(t, g.block_size, chunks as usize))
-                .iter()
-                .sum::<usize>()
-                + 2 * most_blocks(
-                    Btree::Bno,
-                    g.block_size,
-                    (blocks / space.region.min(64)) as usize + 64,
-                );
-            let last = group
-                .free
-                .extents
-                .iter()
-                .next_back()
-                .map(|(at, n)| (*at, *n));
-            if let Some((at, len)) = last {
+            let extents = (blocks / space.region.min(64)) as usize + 64;
+            let most = |tree, records| Shape::new(tree, g.block_size as usize, records).blocks();
+            let trees = [
+                most(Btree::Ino, chunks as usize),
+                most(Btree::Fino, chunks as usize),
+                2 * most(Btree::Bno, extents),
+            ];
+            let trees: usize = trees.iter().sum();
+            if let Some((&at, &len)) = group.free.extents.last_key_value() {
                 let n = (trees as u32).min(group.free.blocks / 8).min(len / 2);
                 if n > 0 {
                     group.free.carve(at + len - n, n);
@@ -226,10 +219,9 @@ impl SpaceMap {
     pub fn choose(&self, near: u32) -> u32 {
         let free = |a: u32| self.groups[a as usize].free.blocks;
         let best = self.emptiest();
-        if u64::from(free(near)) * 2 >= u64::from(free(best)) {
-            near
-        } else {
-            best
+        match u64::from(free(near)) * 2 >= u64::from(free(best)) {
+            true => near,
+            false => best,
         }
     }
 
@@ -251,20 +243,15 @@ impl SpaceMap {
         let mut agno = near;
         for _ in 0..=self.groups.len() {
             let group = &mut self.groups[agno as usize];
-            let mut new = false;
-            if group.used == unit_inodes {
-                match self.unit(agno) {
-                    Some(at) => {
-                        let group = &mut self.groups[agno as usize];
-                        group.units.push(at);
-                        group.used = 0;
-                        new = true;
-                    }
-                    None => {
-                        agno = (agno + 1) % self.groups.len() as u32;
-                        continue;
-                    }
-                }
+            let new = group.used == unit_inodes;
+            if new {
+                let Some(at) = self.unit(agno) else {
+                    agno = (agno + 1) % self.groups.len() as u32;
+                    continue;
+                };
+                let group = &mut self.groups[agno as usize];
+                group.units.push(at);
+                group.used = 0;
             }
             let group = &mut self.groups[agno as usize];
             let unit = *group.units.last().expect("there is one with room");
@@ -283,14 +270,12 @@ impl SpaceMap {
         if group.inodes.left < blocks {
             let Region { at, left } = std::mem::take(&mut group.inodes);
             group.free.give(at, left);
-            let len = [region.max(blocks), blocks];
-            let found = len
-                .into_iter()
-                .find_map(|len| Some((group.free.take_aligned(len, align)?, len)))?;
-            group.inodes = Region {
-                at: found.0,
-                left: found.1,
+            let mut lens = [region.max(blocks), blocks].into_iter();
+            let found = |left| {
+                let at = group.free.take_aligned(left, align)?;
+                Some(Region { at, left })
             };
+            group.inodes = lens.find_map(found)?;
         }
         Some(group.inodes.take(blocks))
     }
@@ -429,28 +414,15 @@ fn chunks(group: &Group, l: &FixedBlocks) -> Vec<InodeChunk> {
     let unit = l.unit_inodes();
     let mut chunks = Vec::new();
     for (i, at) in group.units.iter().enumerate() {
-        let used = if i + 1 == group.units.len() {
-            group.used
-        } else {
-            unit
-        };
+        let last = i + 1 == group.units.len();
+        let used = if last { group.used } else { unit };
         let first = at << l.g.inopblog;
         for start in (0..unit).step_by(INODES_PER_CHUNK as usize) {
             let used = used.saturating_sub(start).min(INODES_PER_CHUNK);
-            chunks.push(InodeChunk {
-                startino: first + start,
-                holemask: 0,
-                count: INODES_PER_CHUNK,
-                freecount: INODES_PER_CHUNK - used,
-                free: u64::MAX.checked_shl(used).unwrap_or(0),
-            });
+            let free = u64::MAX.checked_shl(used).unwrap_or(0);
+            chunks.push(InodeChunk::new(first + start, 0, free));
         }
     }
     chunks.sort_unstable_by_key(|c| c.startino);
     chunks
-}
-
-/// The most blocks that a tree of so many records takes.
-fn most_blocks(tree: Btree, block_size: u32, records: usize) -> usize {
-    Shape::new(tree, block_size as usize, records).blocks()
 }

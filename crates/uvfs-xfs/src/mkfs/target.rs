@@ -58,21 +58,18 @@ impl Destination {
             return Err(OpenError::Kind(image.into()).into());
         }
         // It refuses what is mounted or otherwise in use.
-        let device = Device::open(
-            image,
-            DeviceOptions {
-                write: true,
-                ..DeviceOptions::default()
-            },
-        )?;
+        let how = DeviceOptions {
+            write: true,
+            ..DeviceOptions::default()
+        };
+        let device = Device::open(image, how)?;
         let geometry = device.geometry();
         let place = Destination {
             image: image.into(),
             id: (meta.dev(), meta.ino()),
-            sector: if block_device {
-                geometry.block.max(512)
-            } else {
-                512
+            sector: match block_device {
+                true => geometry.block.max(512),
+                false => 512,
             },
             bytes: geometry.size,
             block_device,
@@ -133,11 +130,9 @@ impl Destination {
     ) -> Result<(Output, bool), MkfsError> {
         if self.block_device {
             if bytes > self.bytes {
-                return Err(MkfsError::Options(format!(
-                    "{}: it has only {} bytes",
-                    self.image.display(),
-                    self.bytes
-                )));
+                let (image, bytes) = (self.image.display(), self.bytes);
+                let why = format!("{image}: it has only {bytes} bytes");
+                return Err(MkfsError::Options(why));
             }
         } else {
             let file = OpenOptions::new().write(true).open(&self.image);
@@ -159,11 +154,8 @@ impl Destination {
             for at in self.old_superblocks(size) {
                 self.zero(at, 512)?;
             }
-            for (at, len) in [
-                (0, WIPED),
-                (size.saturating_sub(WIPED), WIPED),
-                (log, log_bytes),
-            ] {
+            let end = size.saturating_sub(WIPED);
+            for (at, len) in [(0, WIPED), (end, WIPED), (log, log_bytes)] {
                 self.zero(at, len.min(size - at))?;
             }
         }

@@ -15,13 +15,14 @@ use crate::walk::attr::{Stored, Value, leaf_attr, short_attrs};
 const LEAF: &str = "attribute leaf block";
 const SHORTFORM: &str = "short-form attributes";
 
-const ACL_NAMES: [(&[u8], &[u8]); 2] = [
+/// The names of POSIX ACLs: as they are stored, in the trusted namespace, and as programs know them.
+pub(crate) const ACL_NAMES: [(&[u8], &[u8]); 2] = [
     (b"SGI_ACL_FILE", b"system.posix_acl_access"),
     (b"SGI_ACL_DEFAULT", b"system.posix_acl_default"),
 ];
 
 /// The namespaces that programs see: the prefix of names, and the flag.
-pub(crate) const NAMESPACES: [(&[u8], u8); 3] = [
+const NAMESPACES: [(&[u8], u8); 3] = [
     (b"user.", 0),
     (b"trusted.", ATTR_ROOT),
     (b"security.", ATTR_SECURE),
@@ -31,7 +32,7 @@ pub(crate) const NAMESPACES: [(&[u8], u8); 3] = [
 const ACL_ENTRY: usize = 12;
 
 /// The namespace's flag and the name within it.
-fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
+pub(crate) fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     let mut known = NAMESPACES.iter();
     known.find_map(|(prefix, flag)| Some((*flag, name.strip_prefix(*prefix)?)))
 }
@@ -40,11 +41,8 @@ impl Volume {
     /// Visits the name of each extended attribute of an inode, until `visit` gives `false`.
     pub fn xattr_names(&self, inode: &Inode, visit: &mut dyn FnMut(&[u8]) -> bool) -> Result<()> {
         self.for_each_attr(inode, None, &mut |a| {
-            let prefix: &[u8] = match a.flags & ATTR_NSP_MASK {
-                ATTR_ROOT => b"trusted.",
-                ATTR_SECURE => b"security.",
-                _ => b"user.",
-            };
+            let space = NAMESPACES.iter().find(|s| s.1 == a.flags & ATTR_NSP_MASK);
+            let prefix = space.map_or(NAMESPACES[0].0, |s| s.0);
             if a.flags & ATTR_ROOT != 0
                 && let Some((_, acl)) = ACL_NAMES.iter().find(|(n, _)| *n == a.name)
                 && !visit(acl)

@@ -1,10 +1,9 @@
 //! Extended attributes: those that can be read, built anew.
 
-use super::Mend;
 use super::contents::Contents;
 use super::fork::{self, Map};
+use super::{Mend, Place, Structure};
 use crate::bulk::attr::{AttrPlan, NewAttr, short_form};
-use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::read::attr::acl_miscount;
 use crate::read::inode::{Fork, Inode};
@@ -83,7 +82,7 @@ fn blocks(m: &Mend<'_>, ino: u64, map: &Map) -> Vec<NewAttr> {
             let Some(at) = map.offset(m, e.startoff + i, 1) else {
                 continue;
             };
-            let block = m.disk.get(at, g.block_size as usize).unwrap_or_default();
+            let block = m.block(at >> 9).unwrap_or_default();
             let info = Da3BlockInfo::at(&block, 0).ok();
             let sound = info.is_some_and(|i| {
                 let signs = [
@@ -133,16 +132,8 @@ fn value(m: &Mend<'_>, ino: u64, map: &Map, first: u32, len: u32) -> Option<Vec<
     let mut out: Vec<u8> = Vec::new();
     let mut block = u64::from(first);
     while out.len() < len as usize {
-        let at = map.offset(m, block, 1)?;
-        let bytes = m.disk.get(at, m.g.block_size as usize).ok()?;
-        // The bytes of the value are as many as its leaf says, whatever the checksum.
-        let bytes = summed(&bytes, REMOTE_CRC_OFFSET);
-        let ident = m.g.ident(at >> 9, Some(ino));
-        let part = check_remote(&bytes, ATTR3_RMT_MAGIC, out.len() as u32, &ident).ok()?;
-        if part.is_empty() {
-            return None;
-        }
-        out.extend_from_slice(part);
+        let (_, bytes, part) = map.remote(m, ino, (block, 1), ATTR3_RMT_MAGIC, out.len())?;
+        out.extend_from_slice(&bytes[part]);
         block += 1;
     }
     out.truncate(len as usize);

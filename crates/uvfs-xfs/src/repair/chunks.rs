@@ -1,7 +1,7 @@
 //! Finds the chunks of inodes.
 
 use super::Mend;
-use super::space::{FoundChunk, UNSEEN};
+use super::space::UNSEEN;
 use super::trees::{self, walk};
 use crate::check::TREES;
 use crate::format::*;
@@ -24,7 +24,7 @@ fn records(
     let g = &m.g;
     let mut out: Vec<InodeChunk> = Vec::new();
     let mut fine = true;
-    let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| {
+    let walked = walk(m, agno, tree, root, &mut |recs, n| {
         for r in InobtRecord::slice_at(recs, 0, n).unwrap_or_default() {
             let c = r.unpack(g.features.sparse);
             let after = |l: &InodeChunk| u64::from(l.startino) + 64 <= c.startino.into();
@@ -46,22 +46,14 @@ fn records(
 /// tree have, and for what the others may have had the blocks are searched. Gives for each the inodes that
 /// are in use.
 pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
-    let g = m.g.clone();
-    let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
-    let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
-    let agi = check_agi(&bytes, &g.ident(at >> 9, None)).ok();
-    let roots = agi.map(|a| (a.root_of(Btree::Ino), a.root_of(Btree::Fino)));
-    let (ino, fino) = roots.unwrap_or_default();
-    let (mut known, gaps) = records(m, agno, Btree::Ino, ino);
-    let chunk = |c: &InodeChunk| FoundChunk {
-        start: c.startino,
-        holemask: c.holemask,
-        free: c.free,
-    };
-    let mut chunks: Vec<FoundChunk> = known.iter().map(chunk).collect();
+    let (bytes, ident) = m.header(agno, AGI_SECTOR);
+    let agi = check_agi(&bytes, &ident).ok();
+    let root = |tree| agi.map(|a| a.root_of(tree)).unwrap_or_default();
+    let (mut known, gaps) = records(m, agno, Btree::Ino, root(Btree::Ino));
+    let mut chunks = known.clone();
     // Chunks in the gaps may be listed in the other tree, which says how chunks are cut.
-    if !gaps.is_empty() && g.features.finobt {
-        known.extend(records(m, agno, Btree::Fino, fino).0);
+    if !gaps.is_empty() && m.g.features.finobt {
+        known.extend(records(m, agno, Btree::Fino, root(Btree::Fino)).0);
         known.sort_unstable_by_key(|c| c.startino);
     }
     // A block that says that it has fewer records than it has leaves no gap.
@@ -75,16 +67,16 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
             chunks = found;
             break;
         }
-        let inside = |c: &FoundChunk| (first..end).contains(&c.start);
+        let inside = |c: &InodeChunk| (first..end).contains(&c.startino);
         chunks.extend(found.into_iter().filter(inside));
     }
     if forgot {
         chunks = with_others(m, agno, chunks, &known);
     }
-    chunks.sort_unstable_by_key(|c| c.start);
-    m.ags[agno as usize].kind = vec![0; chunks.len() * 64];
-    m.ags[agno as usize].chunks = chunks;
+    chunks.sort_unstable_by_key(|c| c.startino);
     let ag = &mut m.ags[agno as usize];
+    ag.kind = vec![0; chunks.len() * 64];
+    ag.chunks = chunks;
     for (k, c) in ag.chunks.iter().enumerate() {
         for slot in (0..64).filter(|s| c.has(*s) && c.free >> s & 1 == 0) {
             ag.kind[k * 64 + slot as usize] = 1;
@@ -96,52 +88,40 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
 fn with_others(
     m: &Mend<'_>,
     agno: u32,
-    mut chunks: Vec<FoundChunk>,
+    mut chunks: Vec<InodeChunk>,
     known: &[InodeChunk],
-) -> Vec<FoundChunk> {
-    chunks.sort_unstable_by_key(|c| c.start);
-    let apart = |c: &FoundChunk| {
-        let i = chunks.partition_point(|o| o.start.saturating_add(64) <= c.start);
-        chunks
-            .get(i)
-            .is_none_or(|o| c.start.saturating_add(64) <= o.start)
+) -> Vec<InodeChunk> {
+    chunks.sort_unstable_by_key(|c| c.startino);
+    let before = |a: &InodeChunk, b: &InodeChunk| a.startino.saturating_add(64) <= b.startino;
+    let apart = |c: &InodeChunk| {
+        let i = chunks.partition_point(|o| before(o, c));
+        chunks.get(i).is_none_or(|o| before(c, o))
     };
     let found = search(m, agno, known, (0, u32::MAX)).into_iter();
-    let others: Vec<FoundChunk> = found.filter(apart).collect();
+    let others: Vec<InodeChunk> = found.filter(apart).collect();
     chunks.extend(others);
-    chunks.sort_unstable_by_key(|c| c.start);
+    chunks.sort_unstable_by_key(|c| c.startino);
     chunks
 }
 
 /// Finds the chunks of a group.
 pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
-    let g = m.g.clone();
-    let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
-    let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
-    let ident = g.ident(g.ag_header_daddr(agno, AGI_SECTOR), None);
-    let roots = Agi::at(&bytes, 0).map(|a| (a.root_of(Btree::Ino), a.root_of(Btree::Fino)));
+    let (bytes, ident) = m.header(agno, AGI_SECTOR);
+    let agi = Agi::at(&bytes, 0);
+    let root = |tree| agi.as_ref().map(|a| a.root_of(tree)).unwrap_or_default();
     let header = check_agi(&bytes, &ident).is_ok();
-    let (ino, fino) = roots.unwrap_or_default();
-    let (chunks, gaps) = records(m, agno, Btree::Ino, ino);
+    let (mut known, gaps) = records(m, agno, Btree::Ino, root(Btree::Ino));
     let doubt = TREES.iter().any(|what| m.hurt(*what, agno));
-    let chunks: Vec<FoundChunk> = if gaps.is_empty() && header && !doubt {
-        let found = chunks.iter().map(|c| FoundChunk {
-            start: c.startino,
-            holemask: c.holemask,
-            free: c.free,
-        });
-        let found = found.collect();
-        match m.missing.contains(&agno) {
-            true => with_others(m, agno, found, &chunks),
-            false => found,
-        }
-    } else {
-        let mut known = chunks;
-        if g.features.finobt {
-            known.extend(records(m, agno, Btree::Fino, fino).0);
+    let chunks = if !gaps.is_empty() || !header || doubt {
+        if m.g.features.finobt {
+            known.extend(records(m, agno, Btree::Fino, root(Btree::Fino)).0);
         }
         known.sort_unstable_by_key(|c| c.startino);
         search(m, agno, &known, (0, u32::MAX))
+    } else if m.missing.contains(&agno) {
+        with_others(m, agno, known.clone(), &known)
+    } else {
+        known
     };
     let ag = &mut m.ags[agno as usize];
     let slots = chunks.len() * 64;
@@ -163,12 +143,12 @@ fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
         out.push((start, len));
     };
     let walked = match tree {
-        Btree::Rmap => trees::records(m.disk, g, agno, tree, &mut |r: &RmapRecord| {
+        Btree::Rmap => trees::records(m, agno, tree, &mut |r: &RmapRecord| {
             if r.owner.get() == RMAP_OWN_INODES {
                 push(r.startblock.get(), r.blockcount.get());
             }
         }),
-        _ => trees::records(m.disk, g, agno, tree, &mut |r: &AllocRecord| {
+        _ => trees::records(m, agno, tree, &mut |r: &AllocRecord| {
             push(r.startblock.get(), r.blockcount.get());
         }),
     };
@@ -184,7 +164,7 @@ fn near(known: &[InodeChunk], agino: u32) -> &[InodeChunk] {
 
 /// Looks through the blocks of a group where inodes of these numbers would be, for those of inodes that name
 /// themselves, and puts them together to chunks.
-fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Vec<FoundChunk> {
+fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Vec<InodeChunk> {
     let (g, disk) = (&*m.g, m.disk);
     let inodes = match g.features.rmapbt {
         true => runs(m, agno, Btree::Rmap),
@@ -199,10 +179,8 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
         let per = 1u32 << g.inopblog;
         let first = b << g.inopblog;
         near(known, first).iter().any(|c| {
-            (first..first + per).any(|i| {
-                i.checked_sub(c.startino)
-                    .is_some_and(|s| s < 64 && c.holemask >> (s / 4) & 1 == 0)
-            })
+            let slots = (first..first + per).filter_map(|i| i.checked_sub(c.startino));
+            slots.into_iter().any(|s| s < 64 && c.has(s))
         })
     };
     let plausible = |b: u32| match (&inodes, &free) {
@@ -217,24 +195,17 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
     let per_read = (SEARCH >> g.blocklog).max(1) as u32;
     // Whether nothing from block `first` to `end` is worth reading: all free, as both trees have it.
     let quiet = |first: u32, end: u32| {
-        let i = |runs: &[(u32, u32)]| runs.partition_point(|(s, _)| *s < end);
-        let last = |runs: &[(u32, u32)]| {
-            i(runs)
-                .checked_sub(1)
-                .map(|i| (runs[i].0, runs[i].0 + runs[i].1))
+        // The last run that begins before the end: its beginning and end.
+        let last = |runs: &Option<Vec<(u32, u32)>>| {
+            let runs = runs.as_deref()?;
+            let i = runs.partition_point(|(s, _)| *s < end).checked_sub(1)?;
+            Some((runs[i].0, runs[i].0 + runs[i].1))
         };
-        let all_free = free
-            .as_deref()
-            .and_then(last)
-            .is_some_and(|(s, e)| s <= first && e >= end);
-        let some_inodes = inodes
-            .as_deref()
-            .and_then(last)
-            .is_some_and(|(_, e)| e > first);
+        let all_free = last(&free).is_some_and(|(s, e)| s <= first && e >= end);
+        let some_inodes = last(&inodes).is_some_and(|(_, e)| e > first);
         let from = known.partition_point(|c| c.startino.saturating_add(64) <= first << g.inopblog);
-        let listed = known
-            .get(from)
-            .is_some_and(|c| c.startino >> g.inopblog < end);
+        let next = known.get(from);
+        let listed = next.is_some_and(|c| c.startino >> g.inopblog < end);
         all_free && !some_inodes && !listed
     };
     let next = AtomicU32::new(inos.0 >> g.inopblog);
@@ -254,10 +225,8 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
                 continue;
             };
             let all = (first..).zip(bytes.chunks_exact(g.block_size as usize));
-            found.extend(
-                all.filter(|(b, raw)| names_itself(g, agno, *b, raw) && plausible(*b))
-                    .map(|(b, raw)| (b, in_use(g, raw))),
-            );
+            let these = all.filter(|(b, raw)| names_itself(g, agno, *b, raw) && plausible(*b));
+            found.extend(these.map(|(b, raw)| (b, in_use(g, raw))));
         }
     };
     let mut at: Vec<(u32, Vec<u64>)> = std::thread::scope(|s| {
@@ -271,7 +240,7 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
 }
 
 /// Puts blocks of inodes together to chunks. Each block comes with its inodes that are in use.
-fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec<FoundChunk> {
+fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec<InodeChunk> {
     let g = &*m.g;
     // Of each chunk the inodes that are there, and those in use.
     let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
@@ -287,17 +256,12 @@ fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec
             chunk.1 |= used << shift;
         }
     }
-    found
-        .into_iter()
-        .map(|(start, (there, used))| FoundChunk {
-            start,
-            holemask: (0..16).fold(0, |h, i| match there >> (i * 4) & 0xf {
-                0 => h | 1 << i,
-                _ => h,
-            }),
-            free: !used,
-        })
-        .collect()
+    let holes = |there: u64| (0..16).filter(move |i| there >> (i * 4) & 0xf == 0);
+    let chunk = |(start, (there, used)): (u32, (u64, u64))| {
+        let holemask = holes(there).fold(0, |h, i| h | 1 << i);
+        InodeChunk::new(start, holemask, !used)
+    };
+    found.into_iter().map(chunk).collect()
 }
 
 /// The inodes of a block that are not free, 64 in a word.

@@ -3,7 +3,8 @@
 //! A claim is proven by a record of the reverse mapping tree, or by a block of metadata that names its
 //! owner.
 
-use super::{Mend, fork, trees};
+use super::trees::records;
+use super::{Mend, fork};
 use crate::check::Structure;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -35,29 +36,20 @@ pub(crate) fn owners(m: &Mend<'_>) -> Owners {
         if out.contains_key(agno) || *agno >= g.agcount {
             continue;
         }
-        let runs: Vec<(u32, u32)> = m
-            .contested
-            .iter()
-            .filter(|c| c.0 == *agno)
-            .map(|c| (c.1, c.2))
-            .collect();
+        let mine = m.contested.iter().filter(|c| c.0 == *agno);
+        let runs: Vec<(u32, u32)> = mine.map(|c| (c.1, c.2)).collect();
         let mut found = Vec::new();
-        let whole = records(m, *agno, &mut |r| {
+        let walked = records(m, *agno, Btree::Rmap, &mut |r: &RmapRecord| {
             let (s, n) = (r.startblock.get(), r.blockcount.get());
             if runs.iter().any(|run| overlap(*run, (s, n))) {
                 found.push((s, n, r.owner.get()));
             }
         });
-        if whole {
+        if walked.is_whole() {
             out.insert(*agno, found);
         }
     }
     out
-}
-
-/// Visits the records of a group's reverse mapping tree; gives whether these are all.
-fn records(m: &Mend<'_>, agno: u32, visit: &mut dyn FnMut(&RmapRecord)) -> bool {
-    trees::records(m.disk, &m.g, agno, Btree::Rmap, visit).is_whole()
 }
 
 /// The extents of data forks with findings, as the reverse mapping trees have them.
@@ -71,16 +63,14 @@ pub(crate) fn mapped(m: &Mend<'_>) -> HashMap<u64, Vec<Extent>> {
         Structure::DataFork,
         Structure::Tree(Btree::Bmap),
     ];
-    let bad = m
-        .about
-        .iter()
-        .filter(|(_, about)| parts.iter().any(|p| about.contains(p)));
+    let about = m.about.iter();
+    let bad = about.filter(|(_, about)| parts.iter().any(|p| about.contains(p)));
     out.extend(bad.map(|(ino, _)| (*ino, Vec::new())));
     if out.is_empty() {
         return out;
     }
     for agno in 0..m.g.agcount {
-        records(m, agno, &mut |r| {
+        records(m, agno, Btree::Rmap, &mut |r: &RmapRecord| {
             let offset = r.offset.get();
             if offset & (RMAP_OFF_ATTR_FORK | RMAP_OFF_BMBT_BLOCK) == 0
                 && let Some(extents) = out.get_mut(&r.owner.get())
@@ -89,9 +79,8 @@ pub(crate) fn mapped(m: &Mend<'_>) -> HashMap<u64, Vec<Extent>> {
                 let (from, run) = (extents.len(), (AgBlock { agno, agbno }, r.blockcount.get()));
                 fork::append(m, extents, offset & RMAP_OFF_MASK, &[run]);
                 let unwritten = offset & RMAP_OFF_UNWRITTEN != 0;
-                extents[from..]
-                    .iter_mut()
-                    .for_each(|e| e.unwritten = unwritten);
+                let new = extents[from..].iter_mut();
+                new.for_each(|e| e.unwritten = unwritten);
             }
         });
     }
@@ -121,15 +110,11 @@ pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
             if !mine.any(|c| overlap((c.1, c.2), run)) {
                 continue;
             }
-            let recorded = owners.get(&a.agno).is_some_and(|r| {
-                r.iter()
-                    .any(|(s, n, o)| *o == inode.ino && overlap((*s, *n), run))
-            });
-            let proven = recorded || (!data && names(m, a, inode.ino));
-            out = out.max(if proven {
-                Claim::Proven
-            } else {
-                Claim::Unproven
+            let its = |(s, n, o): &(u32, u32, u64)| *o == inode.ino && overlap((*s, *n), run);
+            let recorded = owners.get(&a.agno).is_some_and(|r| r.iter().any(its));
+            out = out.max(match recorded || (!data && names(m, a, inode.ino)) {
+                true => Claim::Proven,
+                false => Claim::Unproven,
             });
         }
     }
@@ -139,8 +124,7 @@ pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
 /// Whether a block of metadata names its owner.
 fn names(m: &Mend<'_>, a: AgBlock, ino: u64) -> bool {
     let daddr = m.g.daddr(a);
-    let bytes = m.disk.get(daddr << 9, m.g.block_size as usize);
-    let bytes = bytes.unwrap_or_default();
+    let bytes = m.block(daddr).unwrap_or_default();
     let dir = Dir3BlockHeader::at(&bytes, 0);
     let node = Da3BlockInfo::at(&bytes, 0);
     let remote = RemoteHeader::at(&bytes, 0);

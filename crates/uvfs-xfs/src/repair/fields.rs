@@ -1,8 +1,7 @@
 //! The fields of an inode with findings.
 
-use super::Mend;
 use super::fork;
-use crate::check::{Place, Structure};
+use super::{Mend, Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::read::inode::{FLAGS2, Fork, Inode, unfit_flags};
@@ -37,14 +36,11 @@ pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
     let ours = d.uuid == g.meta_uuid;
     let magic = d.v2.magic.get() == DINODE_MAGIC;
     let signs = [sound, named, ours, magic, d.v2.version == 3];
-    let known = signs.iter().filter(|s| **s).count() >= 3 && (named || ours);
-    if d.v2.mode.get() == 0 || !known {
-        if d.v2.mode.get() == 0 && known && ino != g.rootino && !m.is_own(ino) {
-            return free(m, ino, raw, &d);
-        }
-        if !known {
-            return Core::Clear("it is not this inode");
-        }
+    if signs.iter().filter(|s| **s).count() < 3 || !(named || ours) {
+        return Core::Clear("it is not this inode");
+    }
+    if d.v2.mode.get() == 0 && ino != g.rootino && !m.is_own(ino) {
+        return free(m, ino, raw, &d);
     }
     d.v2.magic.set(DINODE_MAGIC);
     d.v2.version = 3;
@@ -57,11 +53,8 @@ pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
         _ => None,
     };
     if let Some(want) = wanted.filter(|w| *w != kind) {
-        let bits = if want == FileType::Directory {
-            0o755
-        } else {
-            0
-        };
+        let dir = want == FileType::Directory;
+        let bits = if dir { 0o755 } else { 0 };
         d.v2.mode.set(want.mode_bits() as u16 | bits);
         kind = want;
     }
@@ -84,10 +77,8 @@ fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
     fresh.put(&mut new, 0);
     m.put_inode(ino, &mut new);
     m.moved = true;
-    m.say(
-        Place::inode(Structure::Inode, ino),
-        "a free inode made anew",
-    );
+    let text = "a free inode made anew";
+    m.say(Place::inode(Structure::Inode, ino), text);
     Core::Free
 }
 
@@ -126,15 +117,12 @@ fn times(d: &mut Dinode) {
     if d.flags2.get() & DIFLAG2_BIGTIME != 0 {
         return;
     }
-    let fix = |t: &mut Be64| {
+    let v2 = &mut d.v2;
+    for t in [&mut v2.atime, &mut v2.mtime, &mut v2.ctime, &mut d.crtime] {
         if t.get() as u32 >= 1_000_000_000 {
             t.set(t.get() & !0xffff_ffff);
         }
-    };
-    fix(&mut d.v2.atime);
-    fix(&mut d.v2.mtime);
-    fix(&mut d.v2.ctime);
-    fix(&mut d.crtime);
+    }
 }
 
 /// Extents at the beginning of a fork's bytes that make sense: the sum of their blocks after each.
@@ -331,16 +319,11 @@ fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> O
         if target.len() > SYMLINK_MAXLEN || count << g.blocklog > 1 << 17 {
             return None;
         }
-        let at = map.offset(m, e.startoff, count)?;
-        let bytes = m.disk.get(at, (count as usize) << g.blocklog).ok()?;
-        sound &= check_crc(&bytes, REMOTE_CRC_OFFSET).is_ok();
-        let bytes = summed(&bytes, REMOTE_CRC_OFFSET);
-        let ident = g.ident(at >> 9, Some(inode.ino));
-        let part = check_remote(&bytes, SYMLINK_MAGIC, target.len() as u32, &ident).ok()?;
-        if part.is_empty() {
-            return None;
-        }
-        target.extend_from_slice(part);
+        let run = (e.startoff, count);
+        let (at, bytes, part) = map.remote(m, inode.ino, run, SYMLINK_MAGIC, target.len())?;
+        let old = m.disk.get(at, bytes.len()).ok()?;
+        sound &= check_crc(&old, REMOTE_CRC_OFFSET).is_ok();
+        target.extend_from_slice(&bytes[part]);
         visit(at, bytes);
     }
     (sound || target.len() as u64 == inode.size).then_some(target)

@@ -2,12 +2,13 @@
 
 use super::Mend;
 use crate::blocks::Block;
-use crate::bulk::btree::{Shape, build_fork, fork_root_room};
+use crate::bulk::btree::{Shape, build_fork, extent_records, fork_root_room};
 use crate::format::*;
 use crate::geometry::AgBlock;
 use crate::read::inode::{Fork, Inode};
 use crate::walk::btree::{Defect, Field, Item, Visitor, fork_tree};
 use std::io;
+use std::ops::Range;
 
 /// Where a fork leads.
 #[derive(Default)]
@@ -34,12 +35,7 @@ impl Map {
         if !m.g.features.rmapbt || m.recount {
             return;
         }
-        let g = m.g.clone();
-        let attr = if fork == Fork::Attr {
-            RMAP_OFF_ATTR_FORK
-        } else {
-            0
-        };
+        let (g, attr) = (m.g.clone(), fork.rmap_flag());
         for e in &self.extents {
             if let Some(a) = g.fsb_run(e.startblock, e.blockcount) {
                 let unwritten = if e.unwritten { RMAP_OFF_UNWRITTEN } else { 0 };
@@ -101,6 +97,28 @@ impl Map {
         Some(m.g.daddr(a) << 9)
     }
 
+    /// A part of a remote value or of a link's target, in `count` blocks from `block` on: their byte on the device, their
+    /// bytes with a right checksum, and the range of the part in these. Its bytes are as many as the head says, whatever the
+    /// checksum was.
+    pub fn remote(
+        &self,
+        m: &Mend<'_>,
+        ino: u64,
+        (block, count): (u64, u64),
+        magic: u32,
+        offset: usize,
+    ) -> Option<(u64, Vec<u8>, Range<usize>)> {
+        let at = self.offset(m, block, count)?;
+        let bytes = m.disk.get(at, (count as usize) << m.g.blocklog).ok()?;
+        let bytes = summed(&bytes, REMOTE_CRC_OFFSET);
+        let ident = m.g.ident(at >> 9, Some(ino));
+        let len = check_remote(&bytes, magic, offset as u32, &ident)
+            .ok()?
+            .len();
+        let part = RemoteHeader::SIZE..RemoteHeader::SIZE + len;
+        (len > 0).then_some((at, bytes, part))
+    }
+
     /// Reads `count` blocks of the fork, wherever they are.
     pub fn read(&self, m: &Mend<'_>, block: u64, count: u64) -> Option<Vec<u8>> {
         if let Some(at) = self.offset(m, block, count) {
@@ -135,7 +153,7 @@ pub(crate) fn whole_root(m: &Mend<'_>, ino: u64, root: &[u8]) -> Option<usize> {
     let ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, n).ok()?;
     let leads = |p: &Be64| {
         let at = g.daddr(g.fsb(p.get())?);
-        let bytes = m.disk.get(at << 9, g.block_size as usize).ok()?;
+        let bytes = m.block(at).ok()?;
         let bytes = summed(&bytes, BTREE_LONG_CRC_OFFSET);
         let head = check_btree_long(&bytes, &g.ident(at, Some(ino))).ok()?;
         (head.level.get() == level - 1).then_some(())
@@ -154,14 +172,8 @@ pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
     let root = inode.fork_bytes(fork);
     match inode.fork_format(fork) {
         Some(FORMAT_EXTENTS) => {
-            let n = match fork {
-                Fork::Data => inode.nextents,
-                Fork::Attr => inode.anextents,
-            };
-            let recs = ExtentRecord::slice_at(root, 0, n as usize);
-            recs.unwrap_or_default()
-                .iter()
-                .for_each(|e| r.extent(e.unpack()));
+            let records = inode.records(fork).iter();
+            records.for_each(|e| r.extent(e.unpack()));
         }
         Some(FORMAT_BTREE) => fork_tree(&m.g, inode.ino, root, &mut r),
         _ => {}
@@ -192,8 +204,7 @@ impl ForkReader<'_, '_> {
 
 impl Visitor for ForkReader<'_, '_> {
     fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        let g = &self.m.g;
-        let bytes = self.m.disk.get(g.daddr(a) << 9, g.block_size as usize)?;
+        let bytes = self.m.block(self.m.g.daddr(a))?;
         // A block that only has a wrong checksum is believed, as far as its extents make sense.
         Ok(Block::new(bytes).verified())
     }
@@ -228,14 +239,9 @@ pub(crate) fn make(
     room: usize,
 ) -> Option<MadeFork> {
     if extents.len() * ExtentRecord::SIZE <= room {
-        let mut bytes = vec![0; extents.len() * ExtentRecord::SIZE];
-        for (i, e) in extents.iter().enumerate() {
-            ExtentRecord::pack(e).put(&mut bytes, i * ExtentRecord::SIZE);
-        }
-        let format = FORMAT_EXTENTS;
         return Some(MadeFork {
-            format,
-            bytes,
+            format: FORMAT_EXTENTS,
+            bytes: extent_records(extents),
             tree: Vec::new(),
         });
     }
@@ -246,10 +252,8 @@ pub(crate) fn make(
     let shape = Shape::of_fork(g.block_size as usize, extents.len(), fork_root_room(room));
     let near = g.inode(ino).map_or(0, |a| a.agno);
     let runs = m.allocate(near, shape.blocks() as u32, 1)?;
-    let at: Vec<u64> = runs
-        .iter()
-        .flat_map(|(a, n)| (0..u64::from(*n)).map(|i| g.fsbno(*a) + i))
-        .collect();
+    let blocks = |(a, n): &(AgBlock, u32)| g.fsbno(*a)..g.fsbno(*a) + u64::from(*n);
+    let at: Vec<u64> = runs.iter().flat_map(blocks).collect();
     let tree = build_fork(&g, ino, room, extents, &at);
     for b in tree.blocks {
         let daddr = g.fsb(b.at).map_or(0, |a| g.daddr(a));

@@ -1,14 +1,14 @@
 //! The headers and B-trees of the allocation groups, from what all inodes own.
 
 use super::space::{self, fresh, normal, subtract};
-use super::{Mend, fork, reader};
+use super::{Mend, Place, Structure, fork, reader};
 use crate::bulk::btree::Shape;
 use crate::bulk::group::{Group, GroupTree, by_size, chunk_records, free_records};
 use crate::check::space::{BlockMap, Use};
-use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::read::inode::{Fork, Inode};
+use zerocopy::IntoBytes;
 
 /// Blocks that the free list begins with.
 const LIST: usize = 6;
@@ -49,12 +49,9 @@ pub(crate) fn counters(m: &mut Mend<'_>, counts: Counts) {
     let mut sb = m.sb;
     if sb.counts() != counts {
         sb.set_counts(counts);
-        let Counts {
-            icount,
-            ifree,
-            fdblocks,
-        } = counts;
-        let text = format!("counters set to {icount} inodes, {ifree} free, {fdblocks} free blocks");
+        let Counts { icount, ifree, .. } = counts;
+        let blocks = counts.fdblocks;
+        let text = format!("counters set to {icount} inodes, {ifree} free, {blocks} free blocks");
         m.say(Place::ag(Structure::Superblock, 0), text);
     }
     m.put_superblock(sb);
@@ -64,7 +61,7 @@ pub(crate) fn counters(m: &mut Mend<'_>, counts: Counts) {
 pub(crate) fn owned(ag: &mut space::AgToMend) -> Owned {
     let mut runs = std::mem::take(&mut ag.released);
     if let Some(map) = &ag.map {
-        map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
+        runs.extend(map.list(&[Use::Unknown]));
     }
     let mut free = vec![u64::MAX; ag.chunks.len()];
     for slot in (0..ag.kind.len()).filter(|s| ag.kind[*s] != 0) {
@@ -80,11 +77,9 @@ pub(crate) fn owned(ag: &mut space::AgToMend) -> Owned {
 
 /// Walks all inodes.
 fn walk(m: &mut Mend<'_>) -> Vec<Owned> {
-    let mut maps: Vec<BlockMap> = (0..m.g.agcount)
-        .map(|agno| {
-            let chunks = &m.ags[agno as usize].chunks;
-            fresh(&m.g, agno, chunks, m.g.ag_blocks(agno))
-        })
+    let groups = (0..m.g.agcount).zip(&m.ags);
+    let mut maps: Vec<BlockMap> = groups
+        .map(|(agno, ag)| fresh(&m.g, agno, &ag.chunks))
         .collect();
     let mut frees: Vec<Vec<u64>> = Vec::new();
     for ag in &mut m.ags {
@@ -104,15 +99,11 @@ fn walk(m: &mut Mend<'_>) -> Vec<Owned> {
         });
     }
     let ags = m.ags.iter_mut().zip(maps).zip(frees);
-    ags.map(|((ag, map), free)| {
-        let mut free_blocks = Vec::new();
-        map.runs(Use::Unknown, &mut |s, n| free_blocks.push((s, n)));
-        Owned {
-            free_blocks,
-            owners: std::mem::take(&mut ag.owners),
-            shared: std::mem::take(&mut ag.shared),
-            free,
-        }
+    ags.map(|((ag, map), free)| Owned {
+        free_blocks: map.list(&[Use::Unknown]),
+        owners: std::mem::take(&mut ag.owners),
+        shared: std::mem::take(&mut ag.shared),
+        free,
     })
     .collect()
 }
@@ -229,12 +220,8 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
     let g = m.g.clone();
     let free = o.free_blocks;
     let ag = &mut m.ags[agno as usize];
-    let mut before = Vec::new();
-    if let Some(map) = &ag.map {
-        for u in [Use::Meta, Use::Data] {
-            map.runs(u, &mut |s, n| before.push((s, n)));
-        }
-    }
+    let used = ag.map.as_ref().map(|map| map.list(&[Use::Meta, Use::Data]));
+    let mut before = used.unwrap_or_default();
     before.extend(ag.avoid.iter().chain(&ag.old));
     let fresh = subtract(&free, &normal(before));
     let reused = subtract(&free, &fresh);
@@ -243,22 +230,10 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
         free,
         taken: Vec::new(),
     };
-    let mut chunks = Vec::with_capacity(ag.chunks.len());
     for (c, free) in ag.chunks.iter_mut().zip(&o.free) {
-        let mut chunk = InodeChunk {
-            startino: c.start,
-            holemask: c.holemask,
-            count: 0,
-            freecount: 0,
-            free: *free,
-        };
-        let holes = chunk.holes();
-        chunk.free |= holes;
-        chunk.count = 64 - holes.count_ones();
-        chunk.freecount = (chunk.free & !holes).count_ones();
-        c.free = chunk.free;
-        chunks.push(chunk);
+        *c = InodeChunk::new(c.startino, c.holemask, *free);
     }
+    let chunks = ag.chunks.clone();
     let mut trees = vec![pool.tree(&g, Btree::Ino, chunk_records(&chunks))?];
     if g.features.finobt {
         let with_free = chunks.iter().filter(|c| c.freecount > 0);
@@ -338,10 +313,9 @@ fn space_trees(
             all = joined(all);
         }
         let each = shape(Btree::Bno, rest.len());
-        let wide = if rmap {
-            shape(Btree::Rmap, all.len())
-        } else {
-            0
+        let wide = match rmap {
+            true => shape(Btree::Rmap, all.len()),
+            false => 0,
         };
         let need = 2 * each + wide;
         if own.len() >= need {
@@ -360,14 +334,14 @@ fn space_trees(
     add(Btree::Bno, free_records(&rest), each);
     add(Btree::Cnt, free_records(&by_size(&rest)), each);
     if rmap {
-        let mut bytes = Vec::with_capacity(records.len() * RmapRecord::SIZE);
-        for (s, n, owner, offset) in records {
-            bytes.extend_from_slice(&s.to_be_bytes());
-            bytes.extend_from_slice(&n.to_be_bytes());
-            bytes.extend_from_slice(&owner.to_be_bytes());
-            bytes.extend_from_slice(&offset.to_be_bytes());
-        }
-        add(Btree::Rmap, bytes, wide);
+        let record = |(s, n, owner, offset)| RmapRecord {
+            startblock: Be32::new(s),
+            blockcount: Be32::new(n),
+            owner: Be64::new(owner),
+            offset: Be64::new(offset),
+        };
+        let records: Vec<RmapRecord> = records.into_iter().map(record).collect();
+        add(Btree::Rmap, records.as_bytes().to_vec(), wide);
     }
     Some(at.collect())
 }

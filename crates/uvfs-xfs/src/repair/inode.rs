@@ -1,12 +1,11 @@
 //! Inodes: those without findings first, then the others.
 
-use super::Mend;
 use super::contest::{self, Claim};
 use super::dir::{self, DirectoryTree};
 use super::fork::{self, Map};
 use super::reader::each;
 use super::space::{EXPECTED, UNSEEN};
-use crate::check::{Place, Structure};
+use super::{Mend, Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::mkfs::free_inode;
@@ -144,43 +143,60 @@ fn read_maps(m: &Mend<'_>, inode: &Inode) -> Vec<(Fork, Map)> {
     mapped.map(|f| (f, fork::read(m, inode, f))).collect()
 }
 
-/// Makes an inode free.
-fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, raw: &[u8], why: &str) {
-    let g = m.g.clone();
-    let generation = DinodeV2::at(raw, 0).map_or(0, |d| d.r#gen.get());
-    let mut new = vec![0; g.inode_size as usize];
-    let mut d = free_inode(&g, ino, generation.wrapping_add(1));
-    let own = ino == g.rbmino || ino == g.rsumino;
-    if own || ino == g.rootino {
-        d.v2.mode.set(if own { 0o100000 } else { 0o040755 });
-        d.v2.nlink.set(if own { 1 } else { 2 });
-        d.v2.format = FORMAT_EXTENTS;
-        d.v2.aformat = FORMAT_EXTENTS;
-        if ino == g.rbmino {
-            d.v2.flags.set(DIFLAG_NEWRTBM);
-        }
-        if !own {
+/// A new inode in the place of `old`, and its bytes but for these fields: a directory without entries below `parent`, or
+/// an empty file.
+pub(crate) fn new_inode(
+    g: &Geometry,
+    ino: u64,
+    old: &[u8],
+    parent: Option<u64>,
+    time: i64,
+) -> (Dinode, Vec<u8>) {
+    let generation = DinodeV2::at(old, 0).map_or(0, |d| d.r#gen.get());
+    let mut raw = vec![0; g.inode_size as usize];
+    let mut d = free_inode(g, ino, generation.wrapping_add(1));
+    d.v2.aformat = FORMAT_EXTENTS;
+    match parent {
+        Some(parent) => {
+            d.v2.mode.set(0o040755);
+            d.v2.nlink.set(2);
             d.v2.format = FORMAT_LOCAL;
             d.v2.size.set(6);
-            // No entries, its own parent.
-            let parent = (ino as u32).to_be_bytes();
-            new[DINODE_V3_SIZE + 2..DINODE_V3_SIZE + 6].copy_from_slice(&parent);
+            Be32::new(parent as u32).put(&mut raw, DINODE_V3_SIZE + 2);
         }
-        if g.features.bigtime {
-            d.flags2.set(DIFLAG2_BIGTIME);
-            let zero = Be64::new(bigtime_stamp(0, 0));
-            (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (zero, zero, zero, zero);
+        None => {
+            d.v2.mode.set(0o100000);
+            d.v2.nlink.set(1);
+            d.v2.format = FORMAT_EXTENTS;
         }
-        m.say(
-            Place::inode(Structure::Inode, ino),
-            format!("made anew: {why}"),
-        );
-    } else {
-        m.say(
-            Place::inode(Structure::Inode, ino),
-            format!("cleared: {why}"),
-        );
     }
+    if g.features.bigtime {
+        d.flags2.set(DIFLAG2_BIGTIME);
+        let stamp = Be64::new(bigtime_stamp(time, 0));
+        (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (stamp, stamp, stamp, stamp);
+    }
+    (d, raw)
+}
+
+/// Makes an inode free, or one that the file system cannot do without empty.
+fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], why: &str) {
+    let g = m.g.clone();
+    let own = ino == g.rbmino || ino == g.rsumino;
+    // The root directory is its own parent.
+    let parent = (ino == g.rootino).then_some(ino);
+    let (mut d, mut new) = new_inode(&g, ino, old, parent.filter(|_| !own), 0);
+    if ino == g.rbmino {
+        d.v2.flags.set(DIFLAG_NEWRTBM);
+    }
+    let what = match own || parent.is_some() {
+        true => "made anew",
+        false => {
+            d = free_inode(&g, ino, d.v2.r#gen.get());
+            "cleared"
+        }
+    };
+    let text = format!("{what}: {why}");
+    m.say(Place::inode(Structure::Inode, ino), text);
     d.put(&mut new, 0);
     m.put_inode(ino, &mut new);
     m.moved = true;
@@ -304,19 +320,18 @@ fn build_forks(
     let hurt = maps.iter().any(|(_, map)| map.hurt);
     for (f, mut map) in maps {
         if map.rebuild {
-            if !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
+            let Some(made) = fork::make(m, ino, &map.extents, inode.fork_bytes(f).len()) else {
                 clear(m, ino, slot, old, "no space for its extents");
                 return None;
-            }
+            };
+            super::contents::store(&mut raw, &inode, f, made.format, &made.bytes);
+            map.tree = made.tree;
+            m.moved = true;
         } else {
             map.own(m, ino, f);
         }
         total += map.blocks();
-        let n = match f {
-            Fork::Data => inode.nextents,
-            Fork::Attr => inode.anextents,
-        };
-        if map.extents.len() as u64 != n {
+        if map.extents.len() as u64 != inode.extents(f) {
             counted = false;
             fork::set_extents(&mut raw, f, map.extents.len() as u64);
         }
@@ -402,25 +417,6 @@ fn claim(m: &mut Mend<'_>, map: &mut Map, data: bool) {
     }
 }
 
-/// Puts new extents into a fork.
-fn put_fork(
-    m: &mut Mend<'_>,
-    ino: u64,
-    raw: &mut [u8],
-    inode: &Inode,
-    f: Fork,
-    map: &mut Map,
-) -> bool {
-    let room = inode.fork_bytes(f).len();
-    let Some(made) = fork::make(m, ino, &map.extents, room) else {
-        return false;
-    };
-    super::contents::store(raw, inode, f, made.format, &made.bytes);
-    map.tree = made.tree;
-    m.moved = true;
-    true
-}
-
 /// Replaces a size that makes no sense by that of the extents.
 fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
     if let Ok(d) = DinodeV2::at_mut(raw, 0)
@@ -460,11 +456,9 @@ impl Mend<'_> {
 
     /// The kind of an inode in use.
     pub fn kind_of(&self, ino: u64) -> FileType {
-        let kind = self
-            .slot(ino)
-            .and_then(|(ag, slot)| self.ags[ag].kind.get(slot));
-        kind.and_then(|k| FileType::from_ftype(*k))
-            .unwrap_or_default()
+        let slot = self.slot(ino);
+        let kind = slot.and_then(|(ag, slot)| FileType::from_ftype(self.ags[ag].kind[slot]));
+        kind.unwrap_or_default()
     }
 
     /// The group of an inode that is there, and its place among those of the group.

@@ -1,10 +1,10 @@
 //! Links: one parent for each directory, link counts, and lost+found.
 
 use super::dir::{self, DirectoryTree, FoundEntry};
+use super::inode::new_inode;
 use super::{Mend, local};
 use crate::check::{Counter, Place, Structure};
 use crate::format::*;
-use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The directory for what no directory leads to.
@@ -63,10 +63,10 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
                 }
                 rebuild.insert(to);
             }
-            None => m.say(
-                Place::fs(Structure::LostAndFound),
-                "no inode is free for it",
-            ),
+            None => {
+                let text = "no inode is free for it";
+                m.say(Place::fs(Structure::LostAndFound), text);
+            }
         }
     }
     for (dir, up) in &dotdot {
@@ -134,11 +134,10 @@ fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64])
         false => parent.get(&ino).copied().unwrap_or(m.g.rootino),
     };
     let text = match dir::build(m, ino, up, &entries) {
-        true => format!(
-            "built anew: {} entries, {} dropped",
-            entries.len(),
-            before.saturating_sub(entries.len())
-        ),
+        true => {
+            let (n, dropped) = (entries.len(), before.saturating_sub(entries.len()));
+            format!("built anew: {n} entries, {dropped} dropped")
+        }
         false => "no space to build it anew".into(),
     };
     m.say(Place::inode(Structure::Directory, ino), text);
@@ -177,18 +176,15 @@ fn cut_cycles(
 /// Files that no directory leads to.
 fn lost_files(m: &Mend<'_>) -> Vec<u64> {
     let mut out = Vec::new();
-    for (agno, ag) in m.ags.iter().enumerate() {
+    for (agno, ag) in (0..).zip(&m.ags) {
         for (slot, kind) in ag.kind.iter().enumerate() {
             let is = *kind != 0 && *kind != FileType::Directory as u8;
             if is && ag.seen[slot] == 0 {
-                let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
-                let ino = m.g.ino(agno as u32, agino);
-                if !m.is_own(ino) {
-                    out.push(ino);
-                }
+                out.push(m.g.ino(agno, ag.agino(slot)));
             }
         }
     }
+    out.retain(|ino| !m.is_own(*ino));
     out
 }
 
@@ -212,26 +208,11 @@ fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
     rebuild.insert(m.g.rootino);
     let (ino, agno, slot) = free_slot(m)?;
     let g = m.g.clone();
-    let mut raw = vec![0; g.inode_size as usize];
-    let generation = m
-        .raw(ino)
-        .and_then(|r| DinodeV2::at(&r, 0).ok().map(|d| d.r#gen.get()));
-    let mut d = free_inode(&g, ino, generation.unwrap_or(0).wrapping_add(1));
-    d.v2.mode.set(0o040755);
-    d.v2.nlink.set(2);
-    d.v2.format = FORMAT_LOCAL;
-    d.v2.aformat = FORMAT_EXTENTS;
-    d.v2.size.set(6);
-    if g.features.bigtime {
-        d.flags2.set(DIFLAG2_BIGTIME);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now = now.map_or(0, |d| d.as_secs() as i64);
-        let stamp = Be64::new(bigtime_stamp(now, 0));
-        (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (stamp, stamp, stamp, stamp);
-    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |d| d.as_secs() as i64);
+    let old = m.raw(ino).unwrap_or_default();
+    let (d, mut raw) = new_inode(&g, ino, &old, Some(g.rootino), now);
     d.put(&mut raw, 0);
-    let at = DINODE_V3_SIZE + 2;
-    raw[at..at + 4].copy_from_slice(&(g.rootino as u32).to_be_bytes());
     m.put_inode(ino, &mut raw);
     m.ags[agno].kind[slot] = FileType::Directory as u8;
     m.ags[agno].nlink[slot] = 2;
@@ -245,12 +226,9 @@ fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
 /// A free inode.
 fn free_slot(m: &Mend<'_>) -> Option<(u64, usize, usize)> {
     m.ags.iter().enumerate().find_map(|(agno, ag)| {
-        let slot = ag.kind.iter().enumerate().position(|(slot, kind)| {
-            let chunk = &ag.chunks[slot / 64];
-            *kind == 0 && chunk.has(slot as u32 % 64)
-        })?;
-        let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
-        Some((m.g.ino(agno as u32, agino), agno, slot))
+        let there = |slot: &usize| ag.chunks[slot / 64].has(*slot as u32 % 64);
+        let slot = (0..ag.kind.len()).find(|slot| ag.kind[*slot] == 0 && there(slot))?;
+        Some((m.g.ino(agno as u32, ag.agino(slot)), agno, slot))
     })
 }
 
@@ -263,8 +241,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
             if *kind == 0 {
                 continue;
             }
-            let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
-            let ino = m.g.ino(agno, agino);
+            let ino = m.g.ino(agno, ag.agino(slot));
             let seen = match m.is_own(ino) {
                 true => ag.nlink[slot].max(1),
                 false => ag.seen[slot],

@@ -67,10 +67,10 @@ pub(crate) fn set(m: &mut Mend<'_>, place: Place, counter: Counter, value: u64) 
             return m.put_superblock(sb);
         }
     };
-    let daddr = m.g.ag_header_daddr(place.ag.unwrap_or(0), sector);
-    if let Ok(mut bytes) = m.disk.get(daddr << 9, m.g.sector_size as usize) {
+    let (mut bytes, ident) = m.header(place.ag.unwrap_or(0), sector);
+    if !bytes.is_empty() {
         Be32::new(value as u32).put(&mut bytes, at);
-        m.put_block(daddr, &bytes, crc);
+        m.put_block(ident.daddr, &bytes, crc);
     }
 }
 

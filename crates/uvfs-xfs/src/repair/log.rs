@@ -1,7 +1,6 @@
 //! An empty log.
 
-use super::Mend;
-use crate::check::{Place, Structure};
+use super::{Mend, Place, Structure};
 use crate::format::*;
 
 const BLOCK: usize = 512;

@@ -24,13 +24,9 @@
 //!    directories. The new blocks come from space that nothing used before.
 //! 6. Counters, superblock copies, and the log.
 //!
-//! The changes go to disk in this order, with a flush after each step: the mark that a repair is
-//! needed (`NEEDSREPAIR`), with which no kernel mounts the file system; the log; new blocks, which
-//! lie where nothing was; inodes, which lead to them; the groups' headers; superblock copies; at
-//! last the primary superblock, without the mark. Wherever that is cut off, the next repair finds a
-//! file system that is partly the old and partly the new one.
-//!
-//! If something is left that cannot be repaired, nothing is written at all.
+//! The order in which the changes go to disk ([`commit`]) leaves a file system that the next repair
+//! finishes, wherever it is cut off (docs/images.md). If something is left that cannot be repaired,
+//! nothing is written at all.
 //!
 //! Memory: a repair keeps ten bytes for each inode, four bits for each block, a record for each run of
 //! blocks if there is a reverse mapping tree, and 160 bytes for each directory. With
@@ -73,6 +69,7 @@ use crate::overlay::{Overlay, remembered};
 use space::AgToMend;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
 use std::sync::Arc;
 
 /// Rounds of checking and repairing.
@@ -288,11 +285,10 @@ fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
         return refuse("repairing XFS with a realtime section or an external log is");
     }
     if blocks.size() < g.data_bytes() {
-        return Err(Error::Unsupported(format!(
-            "repairing an image of {} bytes whose file system has {} is",
-            blocks.size(),
-            g.data_bytes()
-        )));
+        let (size, wanted) = (blocks.size(), g.data_bytes());
+        return refuse(&format!(
+            "repairing an image of {size} bytes whose file system has {wanted} is"
+        ));
     }
     Ok(())
 }
@@ -516,6 +512,18 @@ impl<'a> Mend<'a> {
     /// Byte of an inode on the device.
     pub fn inode_offset(&self, ino: u64) -> Option<u64> {
         self.g.inode(ino).map(|a| self.g.inode_byte(a))
+    }
+
+    /// A header sector of a group, as far as it can be read, and what it should say of itself.
+    pub fn header(&self, agno: u32, sector: u32) -> (Vec<u8>, Ident) {
+        let ident = self.g.header_ident(agno, sector);
+        let bytes = (self.disk).get(ident.daddr << 9, self.g.sector_size as usize);
+        (bytes.unwrap_or_default(), ident)
+    }
+
+    /// The block at a 512-byte sector.
+    pub fn block(&self, daddr: u64) -> io::Result<Vec<u8>> {
+        self.disk.get(daddr << 9, self.g.block_size as usize)
     }
 
     /// The bytes of an inode.

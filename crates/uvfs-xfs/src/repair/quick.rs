@@ -7,7 +7,7 @@
 //! file system, these changes are dropped, and `repair/mod.rs` repairs in rounds.
 
 use super::dir::{self, DirectoryTree};
-use super::space::{self, AgToMend, FoundChunk};
+use super::space::{self, AgToMend};
 use super::trees::records;
 use super::{Mend, Overlay, RepairOutcome, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
@@ -94,43 +94,35 @@ fn space_of(outcome: &CheckOutcome) -> BTreeSet<u32> {
 
 /// Whether all findings are about the contents of directories, or follow from these; or about free space.
 fn is_simple(kept: &Kept, outcome: &CheckOutcome) -> bool {
+    use Structure::{Directory, DirectoryData, DirectoryFreeIndex, DirectoryIndex, ShortDirectory};
+    let is_simple = |f: &Finding| match (f.place.what, f.place.inode) {
+        (
+            Directory | DirectoryData | DirectoryIndex | DirectoryFreeIndex | ShortDirectory,
+            Some(ino),
+        ) => {
+            let fact = kept.fact(ino);
+            fact.is_some_and(|f| f.kind == FileType::Directory as u32)
+                && !matches!(f.problem, Problem::Unreadable(_))
+        }
+        (Structure::Inode, Some(_)) => match f.problem {
+            Problem::Count { counter, .. } => counter == Counter::Links,
+            _ => f.problem == Problem::NoEntry,
+        },
+        // With reverse mappings, or shared data, more than free space is lost with these.
+        (what, None) if SPACE.contains(&what) => f
+            .place
+            .ag
+            .is_some_and(|agno| is_lost_space(f) || !(kept.has_owners() || kept.is_shared(agno))),
+        _ => false,
+    };
     outcome.missing.is_empty()
         && outcome.count == outcome.findings.len() as u64
-        && outcome
-            .findings
-            .iter()
-            .all(|f| match (f.place.what, f.place.inode) {
-                (
-                    Structure::Directory
-                    | Structure::DirectoryData
-                    | Structure::DirectoryIndex
-                    | Structure::DirectoryFreeIndex
-                    | Structure::ShortDirectory,
-                    Some(ino),
-                ) => {
-                    let fact = kept.fact(ino);
-                    fact.is_some_and(|f| f.kind == FileType::Directory as u32)
-                        && !matches!(f.problem, Problem::Unreadable(_))
-                }
-                (Structure::Inode, Some(_)) => matches!(
-                    f.problem,
-                    Problem::NoEntry
-                        | Problem::Count {
-                            counter: Counter::Links,
-                            ..
-                        }
-                ),
-                // With reverse mappings, or shared data, more than free space is lost with these.
-                (what, None) if SPACE.contains(&what) => f.place.ag.is_some_and(|agno| {
-                    is_lost_space(f) || !(kept.has_owners() || kept.is_shared(agno))
-                }),
-                _ => false,
-            })
+        && outcome.findings.iter().all(is_simple)
 }
 
 /// Gives a repair what the check knows of the groups. Blocks of no known use are free if `all` were seen.
 fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
-    for (agno, k) in kept.ags.iter().enumerate() {
+    for (agno, k) in kept.counted.ags.iter().enumerate() {
         let ag = &mut m.ags[agno];
         *ag = AgToMend {
             avoid: std::mem::take(&mut ag.avoid),
@@ -138,24 +130,19 @@ fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
         };
         let chunks = k.chunks.get().into_iter().flat_map(|c| c.iter());
         let free = k.free.get().into_iter().flat_map(|f| f.iter());
+        let chunks = chunks.zip(free);
         ag.chunks = chunks
-            .zip(free)
-            .map(|(c, free)| FoundChunk {
-                start: c.start,
-                holemask: c.holemask,
-                free: *free,
-            })
+            .map(|(c, free)| InodeChunk::new(c.start, c.holemask, *free))
             .collect();
-        let blocks = m.g.ag_blocks(agno as u32);
-        let mut map = BlockMap::new(blocks);
+        let mut map = BlockMap::new(m.g.ag_blocks(agno as u32));
         if let Some(known) = &k.map {
             let known = known.lock().expect("no holder panics");
             let used = match all {
                 true => &[Use::Meta, Use::Data][..],
                 false => &[Use::Meta, Use::Data, Use::Unknown],
             };
-            for u in used {
-                known.runs(*u, &mut |s, n| drop(map.claim(s, n, Use::Meta)));
+            for (s, n) in known.list(used) {
+                map.claim(s, n, Use::Meta);
             }
         }
         ag.map = Some(map);
@@ -168,7 +155,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
     let before = m.disk.snapshot();
     m.read_findings(&outcome.findings);
     m.touched = space_of(outcome);
-    let whole = |f: &Finding| is_lost_space(f) || f.place.inode.is_some();
+    let whole = |f: &&Finding| is_lost_space(f) || f.place.inode.is_some();
     let broken = outcome.findings.iter().filter(|f| !whole(f));
     m.broken = broken.filter_map(|f| f.place.ag).collect();
     for agno in m.touched.clone() {
@@ -181,24 +168,22 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
     for agno in m.touched.clone() {
         let ag = &mut m.ags[agno as usize];
         ag.avoid = space::normal(std::mem::take(&mut ag.avoid));
-        let fixed = space::fresh(&m.g, agno, &ag.chunks, m.g.ag_blocks(agno));
+        let fixed = space::fresh(&m.g, agno, &ag.chunks);
         if let Some(map) = &mut ag.map {
-            fixed.runs(Use::Meta, &mut |s, n| drop(map.claim(s, n, Use::Meta)));
+            for (s, n) in fixed.list(&[Use::Meta]) {
+                map.claim(s, n, Use::Meta);
+            }
         }
     }
-    let about_entries = |f: &&Finding| f.place.inode.is_some() && f.place.what != Structure::Inode;
-    let bad: BTreeSet<u64> = outcome
-        .findings
-        .iter()
-        .filter(about_entries)
-        .filter_map(|f| f.place.inode)
-        .collect();
+    let places = outcome.findings.iter().map(|f| f.place);
+    let about_entries = places.filter(|p| p.what != Structure::Inode);
+    let bad: BTreeSet<u64> = about_entries.filter_map(|p| p.inode).collect();
     let dirs: Vec<u64> = bad.into_iter().collect();
     // Something cannot be read that could be when it was checked.
     if kept.forget(m.disk, &dirs).is_err() {
         return false;
     }
-    for (agno, k) in kept.ags.iter().enumerate() {
+    for (agno, k) in kept.counted.ags.iter().enumerate() {
         let ag = &mut m.ags[agno];
         let slots = ag.chunks.len() * 64;
         (ag.kind, ag.seen, ag.nlink) = (vec![0; slots], vec![0; slots], vec![0; slots]);
@@ -210,14 +195,13 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
         }
     }
     let mut tree = DirectoryTree::default();
-    let ino = |index: u32| kept.ino_of(index).unwrap_or(0);
-    for (dir, up) in &kept.tree.dotdot {
-        tree.dotdot.insert(ino(*dir), ino(*up));
+    let ino = |index: u32| kept.counted.ino_of(&m.g, index).unwrap_or(0);
+    let inos = |(a, b): &(u32, u32)| (ino(*a), ino(*b));
+    {
+        let known = kept.counted.tree.lock().expect("no holder panics");
+        tree.dotdot = known.dotdot.iter().map(inos).collect();
+        tree.entries = known.parent.iter().map(inos).collect();
     }
-    let pairs = kept.tree.parent.iter();
-    tree.entries = pairs
-        .map(|(child, from)| (ino(*child), ino(*from)))
-        .collect();
     for dir in &dirs {
         let Some(inode) = m.inode(*dir) else {
             return false;
@@ -278,7 +262,7 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
                 let owned = groups::owned(ag);
                 groups::group(m, agno, owned)
             }
-            false => kept.ags[agno as usize].sums.get().copied(),
+            false => kept.counted.ags[agno as usize].sums.get().copied(),
         };
         let Some(group) = group else { return false };
         counts += group;
@@ -289,10 +273,9 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
 
 /// Reads the reverse mapping and reference count trees of a group.
 fn trees(m: &mut Mend<'_>, agno: u32) -> bool {
-    let g = m.g.clone();
     let (mut owners, mut shared, mut further) = (Vec::new(), Vec::new(), 0);
-    if g.features.rmapbt {
-        let walked = records(m.disk, &g, agno, Btree::Rmap, &mut |r: &RmapRecord| {
+    if m.g.features.rmapbt {
+        let walked = records(m, agno, Btree::Rmap, &mut |r: &RmapRecord| {
             let (owner, offset) = (r.owner.get(), r.offset.get());
             let rebuilt = m.rebuilt.contains(&owner) && offset & RMAP_OFF_ATTR_FORK == 0;
             if owner >> 63 == 0 && !rebuilt {
@@ -303,7 +286,7 @@ fn trees(m: &mut Mend<'_>, agno: u32) -> bool {
             return false;
         }
     }
-    if g.features.reflink {
+    if m.g.features.reflink {
         let visit = &mut |r: &RefcountRecord| {
             let count = u64::from(r.refcount.get()).saturating_sub(1);
             further += count;
@@ -312,7 +295,7 @@ fn trees(m: &mut Mend<'_>, agno: u32) -> bool {
                 shared.extend((0..count).map(|_| run));
             }
         };
-        let walked = records(m.disk, &g, agno, Btree::Refcount, visit);
+        let walked = records(m, agno, Btree::Refcount, visit);
         if !walked.is_whole() || further > MAX_SHARED {
             return false;
         }

@@ -1,7 +1,6 @@
 //! Quota inodes and their records.
 
-use super::{Mend, fork};
-use crate::check::{Place, Structure};
+use super::{Mend, Place, Structure, fork};
 use crate::format::*;
 use crate::read::inode::{Fork, Inode};
 

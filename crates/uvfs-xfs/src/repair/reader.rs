@@ -1,7 +1,6 @@
 //! Reads the inodes of a group, a MiB at once, and the blocks of directories with them.
 
 use super::Mend;
-use super::space::FoundChunk;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::{Fetched, Overlay};
@@ -49,7 +48,7 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
     let chunks = &m.ags[agno as usize].chunks;
     let starts = runs
         .iter()
-        .map(|r| u64::from(chunks[r.0].start) << g.inodelog);
+        .map(|r| u64::from(chunks[r.0].startino) << g.inodelog);
     let runs: Vec<((usize, usize), u64)> = runs.iter().copied().zip(starts).collect();
     std::thread::scope(|s| {
         // Reader k has the runs k, k + READERS and so on: they are taken in order.
@@ -77,9 +76,10 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
             for k in *first..first + n {
                 let chunk = m.ags[agno as usize].chunks[k];
                 for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
-                    let from = ((u64::from(chunk.start + slot) << g.inodelog) - start_at) as usize;
+                    let agino = chunk.startino + slot;
+                    let from = ((u64::from(agino) << g.inodelog) - start_at) as usize;
                     if let Some(raw) = run.get(from..from + size) {
-                        let ino = g.ino(agno, chunk.start + slot);
+                        let ino = g.ino(agno, agino);
                         visit(m, ino, k * 64 + slot as usize, raw);
                     }
                 }
@@ -89,14 +89,12 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
 }
 
 /// Runs of chunks that lie one after another: the first, and how many.
-fn runs(chunks: &[FoundChunk], g: &Geometry) -> Vec<(usize, usize)> {
+fn runs(chunks: &[InodeChunk], g: &Geometry) -> Vec<(usize, usize)> {
     let most = (MAX_READ >> (g.inodelog + 6)).max(1) as usize;
     let mut out: Vec<(usize, usize)> = Vec::new();
     for (i, c) in chunks.iter().enumerate() {
         match out.last_mut() {
-            Some((_, n)) if *n < most && chunks[i - 1].start + INODES_PER_CHUNK == c.start => {
-                *n += 1;
-            }
+            Some((_, n)) if *n < most && chunks[i - 1].startino + 64 == c.startino => *n += 1,
             _ => out.push((i, 1)),
         }
     }

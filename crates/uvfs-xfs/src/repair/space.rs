@@ -6,21 +6,6 @@ use crate::check::space::{BlockMap, Use};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 
-/// A chunk of 64 inodes, less the holes of a sparse one.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct FoundChunk {
-    pub start: u32,
-    pub holemask: u16,
-    /// Bit set: free, or in a hole.
-    pub free: u64,
-}
-
-impl FoundChunk {
-    pub fn has(&self, slot: u32) -> bool {
-        self.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 == 0
-    }
-}
-
 /// The kind of an inode that was not looked at yet.
 pub(crate) const UNSEEN: u8 = 0xff;
 /// With this bit: the kind that a directory says of such an inode.
@@ -29,7 +14,7 @@ pub(crate) const EXPECTED: u8 = 0x80;
 /// An allocation group.
 #[derive(Default)]
 pub(crate) struct AgToMend {
-    pub chunks: Vec<FoundChunk>,
+    pub chunks: Vec<InodeChunk>,
     /// For each slot of each chunk: the kind of inode, 0 for a free one; [`UNSEEN`] and
     /// [`EXPECTED`] before it was looked at.
     pub kind: Vec<u8>,
@@ -55,12 +40,15 @@ pub(crate) struct AgToMend {
 impl AgToMend {
     /// The place of an inode in the lists of the group.
     pub fn slot(&self, agino: u32) -> Option<usize> {
-        let i = self
-            .chunks
-            .partition_point(|c| c.start <= agino)
-            .checked_sub(1)?;
-        let at = agino - self.chunks[i].start;
-        (at < INODES_PER_CHUNK && self.chunks[i].has(at)).then_some(i * 64 + at as usize)
+        let i = self.chunks.partition_point(|c| c.startino <= agino);
+        let c = self.chunks.get(i.checked_sub(1)?)?;
+        let at = agino - c.startino;
+        (at < INODES_PER_CHUNK && c.has(at)).then_some((i - 1) * 64 + at as usize)
+    }
+
+    /// The inode at a place in the lists.
+    pub fn agino(&self, slot: usize) -> u32 {
+        self.chunks[slot / 64].startino + slot as u32 % 64
     }
 
     /// Whether a block that begins with this inode is one of inodes.
@@ -115,28 +103,26 @@ pub(crate) fn normal(mut runs: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
 /// Makes the maps of blocks, with what is at fixed places and the chunks of inodes in them.
 pub(crate) fn begin(m: &mut Mend<'_>) {
     for agno in 0..m.g.agcount {
-        let blocks = m.g.ag_blocks(agno);
-        // The blocks that were in use so far.
-        if let Some(map) = m.ags[agno as usize].map.take() {
-            let mut avoid = std::mem::take(&mut m.ags[agno as usize].avoid);
-            for u in [Use::Meta, Use::Data] {
-                map.runs(u, &mut |s, n| avoid.push((s, n)));
-            }
-            m.ags[agno as usize].avoid = normal(avoid);
-        }
         let old = old_blocks(m, agno);
         let ag = &mut m.ags[agno as usize];
+        // The blocks that were in use so far.
+        if let Some(map) = ag.map.take() {
+            let mut avoid = std::mem::take(&mut ag.avoid);
+            avoid.extend(map.list(&[Use::Meta, Use::Data]));
+            ag.avoid = normal(avoid);
+        }
         ag.old = normal(old);
         ag.free = None;
         ag.shared.clear();
         ag.released.clear();
         ag.owners.clear();
-        ag.map = Some(fresh(&m.g, agno, &ag.chunks, blocks));
+        ag.map = Some(fresh(&m.g, agno, &ag.chunks));
     }
 }
 
 /// A map of a group with what is at fixed places and the chunks of inodes.
-pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[FoundChunk], blocks: u32) -> BlockMap {
+pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[InodeChunk]) -> BlockMap {
+    let blocks = g.ag_blocks(agno);
     let mut map = BlockMap::new(blocks);
     map.claim(0, g.header_blocks().min(blocks), Use::Meta);
     if let Some(a) = g.fsb_run(g.logstart, g.logblocks)
@@ -153,11 +139,11 @@ pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[FoundChunk], blocks: u32)
 }
 
 /// The blocks of chunks, in order.
-pub(crate) fn chunk_runs(g: &Geometry, chunks: &[FoundChunk]) -> Vec<(u32, u32)> {
+pub(crate) fn chunk_runs(g: &Geometry, chunks: &[InodeChunk]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     let per = 1u32 << g.inopblog;
     for c in chunks {
-        let first = c.start >> g.inopblog;
+        let first = c.startino >> g.inopblog;
         for b in 0..g.chunk_blocks() {
             let there = (0..per.min(64)).any(|i| c.has((b * per + i).min(63)));
             if !there {
@@ -177,35 +163,27 @@ pub(crate) fn chunk_runs(g: &Geometry, chunks: &[FoundChunk]) -> Vec<(u32, u32)>
 pub(crate) fn old_blocks(m: &Mend<'_>, agno: u32) -> Vec<(u32, u32)> {
     let g = &m.g;
     let mut out = Vec::new();
-    let sector = |n: u32| {
-        let at = g.ag_header_daddr(agno, n) << 9;
-        m.disk.get(at, g.sector_size as usize).unwrap_or_default()
-    };
-    let (agf, agi, agfl) = (sector(AGF_SECTOR), sector(AGI_SECTOR), sector(AGFL_SECTOR));
-    let mut roots = Vec::new();
-    if let Ok(f) = Agf::at(&agf, 0) {
-        let mut push = |tree| roots.push((tree, f.root_of(tree)));
-        push(Btree::Bno);
-        push(Btree::Cnt);
-        if g.features.rmapbt {
-            push(Btree::Rmap);
-        }
-        if g.features.reflink {
-            push(Btree::Refcount);
-        }
-    }
-    if let Ok(i) = Agi::at(&agi, 0) {
-        roots.push((Btree::Ino, i.root_of(Btree::Ino)));
-        if g.features.finobt {
-            roots.push((Btree::Fino, i.root_of(Btree::Fino)));
-        }
-    }
-    for (tree, root) in roots {
-        let w = walk(m.disk, g, agno, tree, root, &mut |_, _| {});
+    let ((agf, _), (agi, _)) = (m.header(agno, AGF_SECTOR), m.header(agno, AGI_SECTOR));
+    let (agfl, ident) = m.header(agno, AGFL_SECTOR);
+    let (agf, agi) = (Agf::at(&agf, 0), Agi::at(&agi, 0));
+    let trees = [
+        Btree::Bno,
+        Btree::Cnt,
+        Btree::Rmap,
+        Btree::Refcount,
+        Btree::Ino,
+        Btree::Fino,
+    ];
+    for tree in trees.into_iter().filter(|t| g.features.has_tree(*t)) {
+        let root = match tree {
+            Btree::Ino | Btree::Fino => agi.as_ref().map(|agi| agi.root_of(tree)),
+            _ => agf.as_ref().map(|agf| agf.root_of(tree)),
+        };
+        let Ok(root) = root else { continue };
+        let w = walk(m, agno, tree, root, &mut |_, _| {});
         out.extend(w.blocks.into_iter().map(|b| (b, 1)));
     }
-    let ident = g.ident(g.ag_header_daddr(agno, AGFL_SECTOR), None);
-    if let (Ok(slots), Ok(f)) = (check_agfl(&agfl, &ident), Agf::at(&agf, 0)) {
+    if let (Ok(slots), Ok(f)) = (check_agfl(&agfl, &ident), agf) {
         let (first, n) = (f.flfirst.get(), f.flcount.get());
         for i in 0..n.min(slots.len() as u32) {
             let b = slots[(first.wrapping_add(i) as usize) % slots.len()].get();
@@ -221,14 +199,12 @@ impl Mend<'_> {
     /// The runs of a group that nothing uses or used. `desperate`: that nothing uses.
     fn usable(&self, agno: u32, desperate: bool) -> Vec<(u32, u32)> {
         let ag = &self.ags[agno as usize];
-        let mut runs = Vec::new();
-        if let Some(map) = &ag.map {
-            map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
+        let runs = ag.map.as_ref().map(|map| map.list(&[Use::Unknown]));
+        let runs = runs.unwrap_or_default();
+        match desperate {
+            true => runs,
+            false => subtract(&subtract(&runs, &ag.avoid), &ag.old),
         }
-        if desperate {
-            return runs;
-        }
-        subtract(&subtract(&runs, &ag.avoid), &ag.old)
     }
 
     /// `blocks` blocks in few runs, each a multiple of `granule`, from `near` or another group.
@@ -243,10 +219,8 @@ impl Mend<'_> {
         for desperate in [false, true] {
             for k in 0..self.g.agcount {
                 let agno = (near + k) % self.g.agcount;
-                if desperate {
-                    self.ags[agno as usize].free = Some(self.usable(agno, true));
-                } else if self.ags[agno as usize].free.is_none() {
-                    self.ags[agno as usize].free = Some(self.usable(agno, false));
+                if desperate || self.ags[agno as usize].free.is_none() {
+                    self.ags[agno as usize].free = Some(self.usable(agno, desperate));
                 }
                 let ag = &mut self.ags[agno as usize];
                 let (Some(free), Some(map)) = (&mut ag.free, &mut ag.map) else {
@@ -268,8 +242,8 @@ impl Mend<'_> {
                 }
                 if left == 0 {
                     self.moved = true;
-                    self.touched
-                        .extend(out.iter().map(|(a, _): &(AgBlock, u32)| a.agno));
+                    let groups = out.iter().map(|(a, _): &(AgBlock, u32)| a.agno);
+                    self.touched.extend(groups);
                     return Some(out);
                 }
             }
@@ -283,8 +257,8 @@ impl Mend<'_> {
             return Vec::new();
         };
         let new = if data { Use::Data } else { Use::Meta };
-        map.claim(a.agbno, len, new)
-            .into_iter()
+        let clashes = map.claim(a.agbno, len, new).into_iter();
+        clashes
             .map(|c| (c.start, c.len, c.was == Use::Data))
             .collect()
     }

@@ -1,9 +1,8 @@
 //! The superblock: the primary one is believed if most copies agree with it.
 
-use super::Mend;
+use super::{Mend, Place, Structure};
 use crate::blocks::Blocks;
 use crate::check::superblock as checked;
-use crate::check::{Place, Structure};
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
@@ -48,8 +47,7 @@ fn key(sb: &Superblock) -> Vec<u8> {
 
 /// The superblock at byte `offset`, if it is sound.
 fn at(blocks: &dyn Blocks, offset: u64, sector: usize) -> Option<Superblock> {
-    let mut bytes = vec![0; sector];
-    blocks.read_data(offset, &mut bytes).ok()?;
+    let bytes = blocks.bytes(offset, sector).ok()?;
     let mut sb = *check_superblock(&bytes).ok()?;
     sb.inprogress = 0;
     Geometry::new(&sb).ok()?;
@@ -83,9 +81,8 @@ impl Choice {
     pub(crate) fn headers(&self, blocks: &dyn Blocks) -> usize {
         let g = &self.g;
         let uuid = |agno, sector| {
-            let mut bytes = vec![0; g.sector_size as usize];
             let at = g.ag_header_daddr(agno, sector) << 9;
-            blocks.read_data(at, &mut bytes).ok()?;
+            let bytes = blocks.bytes(at, g.sector_size as usize).ok()?;
             match sector {
                 AGF_SECTOR => Agf::at(&bytes, 0).ok().map(|agf| agf.uuid),
                 _ => Agi::at(&bytes, 0).ok().map(|agi| agi.uuid),
@@ -123,19 +120,12 @@ pub(crate) fn settle(blocks: &dyn Blocks) -> Result<Vec<Choice>> {
     };
     let (yes, asked) = votes(blocks, &copy, &g);
     let Some(primary) = primary else {
-        let mut sector = vec![0; g.sector_size as usize];
-        let old = match blocks.read_data(0, &mut sector) {
-            Ok(()) => Superblock::at(&sector, 0).ok().copied(),
-            Err(_) => None,
-        };
-        let sb = old
-            .filter(|o| o.magicnum.get() == SB_MAGIC && o.uuid == copy.uuid)
-            .map_or(copy, |o| merged(&copy, &o));
-        return Ok(vec![Choice {
-            sb,
-            g,
-            as_is: false,
-        }]);
+        let sector = blocks.bytes(0, g.sector_size as usize).ok();
+        let old = sector.and_then(|s| Superblock::at(&s, 0).ok().copied());
+        let old = old.filter(|o| o.magicnum.get() == SB_MAGIC && o.uuid == copy.uuid);
+        let sb = old.map_or(copy, |o| merged(&copy, &o));
+        let as_is = false;
+        return Ok(vec![Choice { sb, g, as_is }]);
     };
     let other = Choice {
         sb: merged(&copy, &primary.0),
@@ -261,10 +251,8 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
     }
     quota(&mut sb, &mut set);
     for name in set {
-        m.say(
-            Place::ag(Structure::Superblock, 0),
-            format!("{name} set right"),
-        );
+        let text = format!("{name} set right");
+        m.say(Place::ag(Structure::Superblock, 0), text);
     }
     m.put_superblock(sb);
 }

@@ -1,9 +1,9 @@
 //! Trees of an allocation group, followed as far as they can be believed.
 
+use super::Mend;
 use crate::blocks::Block;
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
-use crate::overlay::Overlay;
+use crate::geometry::AgBlock;
 use crate::walk::btree::{Defect, Item, Visitor, group_tree};
 use std::collections::HashSet;
 use std::io;
@@ -24,39 +24,29 @@ impl Walked {
     }
 }
 
-struct Follower<'w> {
-    disk: &'w Overlay,
-    g: &'w Geometry,
+struct Follower<'w, 'a> {
+    m: &'w Mend<'a>,
     out: Walked,
     visit: &'w mut dyn FnMut(&[u8], usize),
 }
 
 /// Gives the records of each leaf to `visit`: their bytes and count.
 pub(crate) fn walk(
-    disk: &Overlay,
-    g: &Geometry,
+    m: &Mend<'_>,
     agno: u32,
     tree: Btree,
     root: (u32, u32),
     visit: &mut dyn FnMut(&[u8], usize),
 ) -> Walked {
     let out = Walked::default();
-    let mut follower = Follower {
-        disk,
-        g,
-        out,
-        visit,
-    };
-    group_tree(g, agno, tree, root, &mut follower);
+    let mut follower = Follower { m, out, visit };
+    group_tree(&m.g, agno, tree, root, &mut follower);
     follower.out
 }
 
-impl Visitor for Follower<'_> {
+impl Visitor for Follower<'_, '_> {
     fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        let bytes = self
-            .disk
-            .get(self.g.daddr(a) << 9, self.g.block_size as usize);
-        bytes.map(Block::new)
+        self.m.block(self.m.g.daddr(a)).map(Block::new)
     }
 
     fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
@@ -75,19 +65,16 @@ impl Visitor for Follower<'_> {
 
 /// Gives the records of a tree in a group's AGF to `visit`, unless the AGF is damaged.
 pub(crate) fn records<R: Layout>(
-    disk: &Overlay,
-    g: &Geometry,
+    m: &Mend<'_>,
     agno: u32,
     tree: Btree,
     visit: &mut dyn FnMut(&R),
 ) -> Walked {
-    let at = g.ag_header_daddr(agno, AGF_SECTOR);
-    let sector = disk.get(at << 9, g.sector_size as usize);
-    let sector = sector.unwrap_or_default();
-    let agf = check_agf(&sector, &g.ident(at, None));
+    let (sector, ident) = m.header(agno, AGF_SECTOR);
+    let agf = check_agf(&sector, &ident);
     // A tree without levels is lost.
     let root = agf.map_or((0, 0), |agf| agf.root_of(tree));
-    walk(disk, g, agno, tree, root, &mut |bytes, n| {
+    walk(m, agno, tree, root, &mut |bytes, n| {
         let records = R::slice_at(bytes, 0, n).unwrap_or_default();
         records.iter().for_each(&mut *visit);
     })

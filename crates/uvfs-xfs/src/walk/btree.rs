@@ -175,12 +175,8 @@ pub(crate) fn group_tree<V: Visitor>(
 ) {
     let mut walk = Walk::new(g, tree, agno.into(), visitor);
     if !(1..=u32::from(BTREE_MAXLEVELS)).contains(&levels) {
-        walk.lost(
-            None,
-            ALL,
-            Fault::field("levels", "at least 1 and what fits", levels),
-        );
-        return;
+        let fault = Fault::field("levels", "at least 1 and what fits", levels);
+        return walk.lost(None, ALL, fault);
     }
     walk.node(root.into(), (levels - 1) as u16, true, ALL);
     walk.end();
@@ -193,12 +189,8 @@ pub(crate) fn fork_tree<V: Visitor>(g: &Geometry, ino: u64, root: &[u8], visitor
     let head = BmdrBlock::at(root, 0).ok();
     let (level, n) = head.map_or((0, 0), |h| (h.level.get(), usize::from(h.numrecs.get())));
     if !(1..BTREE_MAXLEVELS).contains(&level) {
-        walk.lost(
-            None,
-            ALL,
-            Fault::field("bb_level", "from 1 to the greatest", level),
-        );
-        return;
+        let fault = Fault::field("bb_level", "from 1 to the greatest", level);
+        return walk.lost(None, ALL, fault);
     }
     if n == 0 || n > room {
         let expected = "what fits in the inode";
@@ -274,25 +266,23 @@ impl<'w, V: Visitor> Walk<'w, V> {
             summed: block.is_verified(),
             ..self.g.ident(self.g.daddr(a), Some(self.owner))
         };
-        let (found, n, siblings) = if self.tree == Btree::Bmap {
+        let (found, n, siblings, none) = if self.tree == Btree::Bmap {
             let h = check_btree_long(block, &ident)?;
-            let siblings =
-                [h.leftsib, h.rightsib].map(|b| Some(b.get()).filter(|b| *b != NULLFSBLOCK));
-            (h.level, h.numrecs, siblings)
+            let siblings = [h.leftsib.get(), h.rightsib.get()];
+            (h.level, h.numrecs, siblings, NULLFSBLOCK)
         } else {
             let h = check_btree_short(block, self.tree, &ident)?;
-            let siblings =
-                [h.leftsib, h.rightsib].map(|b| Some(b.get()).filter(|b| *b != NULLAGBLOCK));
-            (h.level, h.numrecs, siblings.map(|b| b.map(u64::from)))
+            let siblings = [h.leftsib.get().into(), h.rightsib.get().into()];
+            (h.level, h.numrecs, siblings, NULLAGBLOCK.into())
         };
-        match (found.get(), n.get()) {
-            (found, _) if found != level => Err(Fault::field(
-                "bb_level",
-                "one less than the parent's",
-                found,
-            )),
+        let (found, n) = (found.get(), n.get());
+        if found != level {
+            let expected = "one less than the parent's";
+            return Err(Fault::field("bb_level", expected, found));
+        }
+        match (found, n) {
             (1.., 0) => Err(Fault::field("bb_numrecs", "at least 1", 0u64)),
-            (_, n) => Ok((n.into(), siblings)),
+            _ => Ok((n.into(), siblings.map(|b| Some(b).filter(|b| *b != none)))),
         }
     }
 
@@ -356,14 +346,11 @@ impl<'w, V: Visitor> Walk<'w, V> {
         let block = &block[..];
         self.children(Some(at), level, n, keys, &|i| {
             let bytes = &block[start + i * tree.key_len()..];
-            let high = match tree {
-                Btree::Rmap => word(bytes, RmapKey::SIZE) as u32,
-                _ => 0,
-            };
             let ptr_at = tree.ptr_offset(block.len(), crc, i);
-            let ptr = match tree {
-                Btree::Bmap => long(block, ptr_at),
-                _ => word(block, ptr_at),
+            let (high, ptr) = match tree {
+                Btree::Bmap => (0, long(block, ptr_at)),
+                Btree::Rmap => (word(bytes, RmapKey::SIZE) as u32, word(block, ptr_at)),
+                _ => (0, word(block, ptr_at)),
             };
             (key(tree, bytes, false), high, ptr)
         })
@@ -376,9 +363,7 @@ impl<'w, V: Visitor> Walk<'w, V> {
         if left != expected {
             self.differs(Some(at), Field::LeftSibling, name(expected), name(left));
         }
-        if let Some((before, found)) = before
-            && found != Some(at)
-        {
+        if let Some((before, found)) = before.filter(|b| b.1 != Some(at)) {
             self.differs(Some(before), Field::RightSibling, at, name(found));
         }
     }
@@ -427,10 +412,9 @@ impl<'w, V: Visitor> Walk<'w, V> {
             }
             let (low, high, ptr) = entry(i);
             let start = if i == 0 { keys.start } else { low.0 };
-            let end = if i + 1 == n {
-                keys.end
-            } else {
-                entry(i + 1).0.0
+            let end = match i + 1 == n {
+                true => keys.end,
+                false => entry(i + 1).0.0,
             };
             if let Some(range) = self.visitor.range() {
                 if i > first && start >= range.end {

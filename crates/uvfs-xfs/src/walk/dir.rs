@@ -18,22 +18,20 @@ pub struct DirEntry<'a> {
 }
 
 pub(crate) fn is_single(block: &[u8], crc: bool) -> bool {
-    let magic = if crc {
-        DIR3_BLOCK_MAGIC
-    } else {
-        DIR2_BLOCK_MAGIC
+    let magic = match crc {
+        true => DIR3_BLOCK_MAGIC,
+        false => DIR2_BLOCK_MAGIC,
     };
     Be32::at(block, 0).is_ok_and(|m| m.get() == magic)
 }
 
 /// Where the entries of a data block end: at its end, or where a single block's index begins.
 pub(crate) fn data_end(block: &[u8], crc: bool) -> Result<usize, Fault> {
-    if is_single(block, crc) {
-        let (_, index) = dir_block_entries(block)?;
-        Ok(block.len() - Dir2BlockTail::SIZE - size_of_val(index))
-    } else {
-        Ok(block.len())
-    }
+    let index = match is_single(block, crc) {
+        true => Dir2BlockTail::SIZE + size_of_val(dir_block_entries(block)?.1),
+        false => 0,
+    };
+    Ok(block.len() - index)
 }
 
 /// The directory blocks in `extents`, by number, once each: a directory block is of `per` file blocks, and may be made
@@ -112,11 +110,8 @@ pub(crate) fn data_record<'a>(
         let u = Dir2DataUnused::at(records, offset)?;
         let len = usize::from(u.length.get());
         if len == 0 || !len.is_multiple_of(DIR2_DATA_ALIGN) || offset + len > end {
-            return Err(Fault::field(
-                "length",
-                "a hole inside the block",
-                u.length.get(),
-            ));
+            let expected = "a hole inside the block";
+            return Err(Fault::field("length", expected, u.length.get()));
         }
         return Ok((len, None));
     }
@@ -124,11 +119,8 @@ pub(crate) fn data_record<'a>(
     let namelen = usize::from(e.namelen);
     let len = dir_entry_len(namelen, g.features.ftype);
     if namelen == 0 || offset + len > end {
-        return Err(Fault::field(
-            "namelen",
-            "a name inside the block",
-            e.namelen,
-        ));
+        let expected = "a name inside the block";
+        return Err(Fault::field("namelen", expected, e.namelen));
     }
     let tag = Be16::at(records, offset + len - 2)?.get();
     if tagged && usize::from(tag) != offset {
@@ -143,15 +135,13 @@ pub(crate) fn data_record<'a>(
         false => FileType::Unknown,
     };
     let dataptr = (db * u64::from(g.dir_block_size) + offset as u64) / DIR2_DATA_ALIGN as u64;
-    Ok((
-        len,
-        Some(DirEntry {
-            ino,
-            name,
-            file_type,
-            next: dataptr + 1,
-        }),
-    ))
+    let entry = DirEntry {
+        ino,
+        name,
+        file_type,
+        next: dataptr + 1,
+    };
+    Ok((len, Some(entry)))
 }
 
 /// No name has a slash or a zero byte in it; a program that trusted one could be led astray.

@@ -1,8 +1,7 @@
 //! Compares the copies of the superblock.
 
-use super::super::ctx::Ctx;
-use super::super::problem::{Place, Structure};
 use super::super::superblock::ranges;
+use super::super::{Ctx, Place, Structure};
 use super::GroupCheck;
 use crate::format::*;
 use zerocopy::IntoBytes;

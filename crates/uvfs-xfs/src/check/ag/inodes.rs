@@ -1,8 +1,7 @@
 //! Checks the inode B-trees of an allocation group.
 
-use super::super::ctx::{Chunk, Ctx};
-use super::super::problem::{Counter, Place, Structure};
 use super::super::space::mix;
+use super::super::{Chunk, Counter, Ctx, Place, Structure};
 use super::GroupCheck;
 use crate::format::*;
 use std::sync::Arc;

@@ -1,9 +1,7 @@
 //! Checks a B-tree of an allocation group.
 
-use super::super::ctx::Ctx;
-use super::super::problem::{Place, Structure};
-use super::super::reader::Reader;
 use super::super::tree::TreeCheck;
+use super::super::{Ctx, Place, Reader, Structure};
 use super::GroupCheck;
 use crate::format::*;
 use crate::walk::btree::{Item, group_tree};

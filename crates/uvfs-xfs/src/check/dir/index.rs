@@ -1,10 +1,8 @@
 //! Checks the index of a directory: the leaf blocks and the free index.
 
-use super::super::ctx::Ctx;
 use super::super::da::DaTree;
-use super::super::problem::{Place, Structure};
-use super::super::reader::Reader;
 use super::super::runs::read_run;
+use super::super::{Ctx, Place, Reader, Structure};
 use crate::format::*;
 use crate::read::inode::Fork;
 

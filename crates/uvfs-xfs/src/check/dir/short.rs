@@ -1,6 +1,6 @@
 //! Checks a directory whose entries lie in its inode.
 
-use super::super::ctx::Gathered;
+use super::super::ctx::DirectoryFacts;
 use super::super::problem::{Place, Structure, show};
 use crate::format::*;
 use crate::read::inode::Inode;
@@ -9,7 +9,7 @@ use crate::walk::dir::{ShortEntry, check_name, short_entries, short_header_len};
 use super::DirCheck;
 
 impl DirCheck<'_, '_> {
-    pub(super) fn shortform(&mut self, inode: &Inode, out: &mut Gathered) {
+    pub(super) fn shortform(&mut self, inode: &Inode, out: &mut DirectoryFacts) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let place = Place::inode(Structure::ShortDirectory, self.ino);

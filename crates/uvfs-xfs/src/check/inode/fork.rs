@@ -1,10 +1,7 @@
 //! Checks the extents of a fork, in the inode or in a B-tree.
 
-use super::super::ctx::Ctx;
-use super::super::problem::{Place, Problem, Structure};
-use super::super::reader::Reader;
-use super::super::space::Use;
 use super::super::tree::TreeCheck;
+use super::super::{Ctx, Place, Problem, Reader, Structure, Use};
 use crate::format::*;
 use crate::read::inode::{Fork, Inode};
 use crate::walk::btree::{Item, fork_tree};

@@ -1,14 +1,13 @@
 //! Reads chunks of inodes, in large reads where they lie together.
 
-use super::super::ctx::{Chunk, Ctx, KIND_BAD};
-use super::super::problem::{Place, Structure};
-use super::super::reader::{MAX_READ, Reader};
+use super::super::ctx::{DirectoryFacts, KIND_BAD};
+use super::super::reader::MAX_READ;
+use super::super::{Chunk, Ctx, Place, Reader, Structure};
 use crate::format::*;
 use crate::geometry::AgBlock;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::super::ctx::Gathered;
 use super::{FORK_AHEAD, READS_AHEAD, SURVEYED, free_inode, used_inode};
 
 /// Some chunks of an allocation group that are read at once.
@@ -89,7 +88,7 @@ pub(crate) fn scan(
     rd: &mut Reader<'_>,
     next: &mut dyn FnMut() -> Option<(u32, Range<usize>)>,
 ) {
-    let mut out = Gathered::default();
+    let mut out = DirectoryFacts::default();
     let gap = rd.gap();
     let mut item: Option<(u32, Range<usize>)> = None;
     let mut cut_next = || loop {
@@ -132,7 +131,8 @@ pub(crate) fn scan(
             rd.forget(p);
         }
     }
-    out.merge(&mut ctx.tree.lock().expect("no holder panics"));
+    let mut tree = ctx.counted.tree.lock().expect("no holder panics");
+    tree.append(out);
 }
 
 /// The inodes of a span that are there: (chunk, index in the chunk, where in the span).
@@ -250,7 +250,7 @@ fn survey_fork(ctx: &Ctx<'_>, rd: &mut Reader<'_>, format: u8, n: u64, fork: Opt
 }
 
 /// Checks the inodes of a run. If it cannot be read as a whole, each chunk of it is read alone.
-fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun, out: &mut Gathered) {
+fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun, out: &mut DirectoryFacts) {
     let (g, span) = (ctx.g, run.span);
     let ag = &ctx.ags[span.agno as usize];
     let Some(chunks) = ag.chunks.get() else {
@@ -291,7 +291,7 @@ fn scan_inodes(
     rd: &mut Reader<'_>,
     run: &mut ChunkRun,
     bytes: &[u8],
-    out: &mut Gathered,
+    out: &mut DirectoryFacts,
 ) {
     let span = run.span;
     let (g, agno) = (ctx.g, span.agno);

@@ -3,18 +3,17 @@
 use super::super::MkfsError;
 use super::super::inode::{ForkData, NewInode, put};
 use super::super::pool::{FilePiece, Job, SourceFile};
-use super::super::source::{Meta, SourceDir, SourceEntry};
+use super::super::source::{Meta, SourceEntry};
 use super::super::space::{BlockRun, Full, REGION_BYTES};
 use crate::bulk::attr::NewAttr;
-use crate::bulk::btree::{Shape, build_fork, fork_root_room};
+use crate::bulk::btree::{Shape, build_fork, extent_records, fork_root_room};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::read::verifier;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{AttrForm, Filler, block_runs, generation};
+use super::{AttrForm, Filler, Making, block_runs, generation};
 
 /// A region that small files' data is put into.
 pub(super) struct Batch {
@@ -63,32 +62,29 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// Allocates a file's blocks and has them filled.
     pub(super) fn contents(
         &mut self,
-        dir: &Arc<dyn SourceDir>,
+        new: &Making<'_>,
         e: &SourceEntry,
-        agno: u32,
-        path: &dyn Fn() -> PathBuf,
     ) -> Result<Vec<Extent>, MkfsError> {
-        let l = self.l;
-        let g = &l.g;
+        let g = &self.l.g;
         let mut extents = Vec::new();
         let runs = block_runs(g, e.meta.size, &e.data);
         let region = REGION_BYTES >> g.blocklog;
         let small = u64::from(region / 2).max(1);
         let total: u64 = runs.iter().map(|(_, n)| n).sum();
         if total > self.space.free_blocks() + u64::from(region) * self.batches.len() as u64 {
-            return Err(self.full(path()));
+            return Err(self.full(new.path()));
         }
         let several = runs.len() > 1 || total > small;
-        let file = SourceFile::new(dir.clone(), e.name.clone(), e.meta.size, several);
+        let file = SourceFile::new(new.dir.clone(), e.name.clone(), e.meta.size, several);
         for (first, n) in runs {
             let start = first << g.blocklog;
             let bytes = (n << g.blocklog).min(e.meta.size - start);
             if n <= small {
-                self.small(&file, first, n as u32, bytes, agno, &mut extents, path)?;
+                self.small(new, &file, (first, n as u32), bytes, &mut extents)?;
                 continue;
             }
-            let runs = self.space.runs(agno, n, 1);
-            let runs = runs.map_err(|Full| self.full(path()))?;
+            let runs = self.space.runs(new.agno, n, 1);
+            let runs = runs.map_err(|Full| self.full(new.path()))?;
             append(g, &mut extents, first, &runs);
             let (mut at, end) = (start, start + bytes);
             for r in runs {
@@ -126,26 +122,22 @@ impl<'p, 'a> Filler<'p, 'a> {
     }
 
     /// Puts a short run of a file's blocks into the current region, and the next one if need be.
-    #[expect(clippy::too_many_arguments, reason = "one call")]
     fn small(
         &mut self,
+        new: &Making<'_>,
         file: &Arc<SourceFile>,
-        first: u64,
-        blocks: u32,
+        (first, blocks): (u64, u32),
         bytes: u64,
-        agno: u32,
         extents: &mut Vec<Extent>,
-        path: &dyn Fn() -> PathBuf,
     ) -> Result<(), MkfsError> {
-        let g = &self.l.g;
+        let (g, agno) = (&self.l.g, new.agno);
         let (mut at, mut left) = (first, blocks);
         let end = (first << g.blocklog) + bytes;
         while left > 0 {
             if !self.batches.contains_key(&agno) {
                 let run = self.space.data_region(agno);
-                let run = run.map_err(|Full| self.full(path()))?;
                 let batch = Batch {
-                    run,
+                    run: run.map_err(|Full| self.full(new.path()))?,
                     used: 0,
                     pieces: Vec::new(),
                 };
@@ -196,35 +188,26 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// A fork of `room` bytes with these extents: in the inode, or in a B-tree.
     pub(super) fn fork(
         &mut self,
-        ino: u64,
+        new: &Making<'_>,
         room: usize,
         extents: &[Extent],
-        agno: u32,
-        path: &dyn Fn() -> PathBuf,
     ) -> Result<ForkData, MkfsError> {
-        let l = self.l;
-        let g = &l.g;
+        let g = &self.l.g;
         let mut fork = ForkData::empty();
         fork.extents = extents.len() as u64;
         fork.blocks = extents.iter().map(|e| u64::from(e.blockcount)).sum();
         if extents.len() * ExtentRecord::SIZE <= room {
-            fork.bytes = vec![0; extents.len() * ExtentRecord::SIZE];
-            for (i, e) in extents.iter().enumerate() {
-                ExtentRecord::pack(e).put(&mut fork.bytes, i * ExtentRecord::SIZE);
-            }
+            fork.bytes = extent_records(extents);
             return Ok(fork);
         }
         if extents.len() > i32::MAX as usize {
-            return Err(MkfsError::unfit(path(), "it has too many extents"));
+            return Err(new.unfit("it has too many extents"));
         }
         let shape = Shape::of_fork(g.block_size as usize, extents.len(), fork_root_room(room));
-        let runs = self.space.metadata(agno, shape.blocks() as u32, 1);
-        let runs = runs.map_err(|Full| self.full(path()))?;
-        let at: Vec<u64> = runs
-            .iter()
-            .flat_map(|r| (0..r.len).map(|i| g.fsbno(r.start()) + u64::from(i)))
-            .collect();
-        let tree = build_fork(g, ino, room, extents, &at);
+        let runs = self.metadata(new, shape.blocks() as u32, 1)?;
+        let blocks = |r: &BlockRun| g.fsbno(r.start())..g.fsbno(r.start()) + u64::from(r.len);
+        let at: Vec<u64> = runs.iter().flat_map(blocks).collect();
+        let tree = build_fork(g, new.ino, room, extents, &at);
         for b in tree.blocks {
             let daddr = g.fsb(b.at).map_or(0, |a| g.daddr(a));
             self.meta.put(daddr, &b.bytes, verifier::BTREE_LONG)?;
@@ -236,47 +219,38 @@ impl<'p, 'a> Filler<'p, 'a> {
     }
 
     /// Writes the attributes' blocks and the inode.
-    #[expect(clippy::too_many_arguments, reason = "all of an inode")]
     pub(super) fn write_inode(
         &mut self,
+        new: &Making<'_>,
         meta: &Meta,
-        attrs: &[NewAttr],
-        form: AttrForm,
-        room: usize,
-        ino: u64,
+        (attrs, form): (&[NewAttr], AttrForm),
         nlink: u32,
         size: u64,
-        data: ForkData,
-        agno: u32,
-        path: &dyn Fn() -> PathBuf,
+        (room, data): (usize, ForkData),
     ) -> Result<(), MkfsError> {
-        let l = self.l;
-        let g = &l.g;
+        let (g, ino) = (&self.l.g, new.ino);
         let attr_room = g.inode_size as usize - DINODE_V3_SIZE - room;
         let attr = match form {
             AttrForm::None => ForkData::empty(),
             AttrForm::Short(bytes) => ForkData::local(FORMAT_LOCAL, bytes),
             AttrForm::Blocks(plan) => {
-                let blocks = plan.blocks() as u32;
-                let runs = self.space.metadata(agno, blocks, 1);
-                let runs = runs.map_err(|Full| self.full(path()))?;
+                let runs = self.metadata(new, plan.blocks() as u32, 1)?;
                 let mut extents = Vec::new();
                 append(g, &mut extents, 0, &runs);
                 if extents.len() > i16::MAX as usize {
-                    return Err(self.full(path()));
+                    return Err(self.full(new.path()));
                 }
                 let daddr = |block| daddr_of(g, &extents, block);
                 let to = &mut self.meta;
                 plan.fill(g, ino, attrs, &daddr, &mut |block, bytes| {
                     let value = Be32::at(bytes, 0).is_ok_and(|m| m.get() == ATTR3_RMT_MAGIC);
-                    let kind = if value {
-                        verifier::REMOTE
-                    } else {
-                        verifier::DA
+                    let kind = match value {
+                        true => verifier::REMOTE,
+                        false => verifier::DA,
                     };
                     to.put(daddr(block), bytes, kind)
                 })?;
-                self.fork(ino, attr_room, &extents, agno, path)?
+                self.fork(new, attr_room, &extents)?
             }
         };
         let forkoff = if attrs.is_empty() { 0 } else { room / 8 };

@@ -4,6 +4,7 @@ use super::{Data, Meta, Root, SourceDir, SourceEntry, SourceReader, Time, as_pat
 use crate::bulk::attr::{NewAttr, acl_from_xattr};
 use crate::format::*;
 use crate::mkfs::MkfsError;
+use crate::read::attr::{ACL_NAMES, split_name};
 use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
@@ -100,47 +101,33 @@ impl HostDir {
             let Ok(c) = CString::new(full) else {
                 continue;
             };
-            let n = loop {
-                match rfs::lgetxattr(&path, &c, &mut value[..]) {
-                    Ok(n) => break n,
-                    Err(Errno::RANGE) if value.len() < ATTR_MAX_VALUE => {
-                        value.resize(ATTR_MAX_VALUE, 0);
-                    }
-                    // It was removed meanwhile, or the file was.
-                    Err(Errno::NODATA | Errno::NOENT) => break usize::MAX,
-                    Err(e) => return Err(failed(e)),
-                }
-            };
-            if n == usize::MAX {
-                continue;
+            let mut read = rfs::lgetxattr(&path, &c, &mut value[..]);
+            if read == Err(Errno::RANGE) && value.len() < ATTR_MAX_VALUE {
+                value.resize(ATTR_MAX_VALUE, 0);
+                read = rfs::lgetxattr(&path, &c, &mut value[..]);
             }
-            attrs.extend(
-                attribute(full, &value[..n])
-                    .map_err(|why| MkfsError::unfit(self.path(name), why))?,
-            );
+            let n = match read {
+                // It was removed meanwhile, or the file was.
+                Err(Errno::NODATA | Errno::NOENT) => continue,
+                read => read.map_err(failed)?,
+            };
+            let attr = attribute(full, &value[..n]);
+            attrs.extend(attr.map_err(|why| MkfsError::unfit(self.path(name), why))?);
         }
         // An XFS source lists its ACLs under both names.
-        attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
-        attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+        sort_attributes(&mut attrs);
         Ok(attrs)
     }
 
     fn entry(&self, name: &[u8]) -> Result<Option<SourceEntry>, MkfsError> {
-        let stat = rfs::statx(
-            &self.fd,
-            name,
-            AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
-            STATX,
-        );
-        let stat = match stat {
+        let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        let stat = match rfs::statx(&self.fd, name, how, STATX) {
             // It was removed meanwhile.
             Err(Errno::NOENT) => return Ok(None),
             other => other.map_err(|e| self.failed(name, "stat", e))?,
         };
-        let id = (
-            rfs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
-            stat.stx_ino,
-        );
+        let device = rfs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let id = (device, stat.stx_ino);
         if self.tree.hidden == Some(id) {
             return Ok(None);
         }
@@ -317,22 +304,19 @@ pub(super) fn attribute(full: &[u8], value: &[u8]) -> Result<Option<NewAttr>, &'
 /// The namespace flags of an attribute's full name, and its name on disk. `None` for what is not
 /// kept: attributes that the source's file system makes up.
 fn namespace(full: &[u8]) -> Option<(u8, &[u8])> {
-    for (prefix, flags) in [
-        (&b"user."[..], 0),
-        (b"trusted.", ATTR_ROOT),
-        (b"security.", ATTR_SECURE),
-    ] {
-        if let Some(name) = full.strip_prefix(prefix).filter(|n| !n.is_empty()) {
-            // Under these names an XFS source shows its ACLs as it stores them.
-            let acl = matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT");
-            return (flags != ATTR_ROOT || !acl).then_some((flags, name));
-        }
+    if let Some((flags, name)) = split_name(full).filter(|(_, name)| !name.is_empty()) {
+        // Under these names an XFS source shows its ACLs as it stores them.
+        let acl = ACL_NAMES.iter().any(|(stored, _)| *stored == name);
+        return (flags != ATTR_ROOT || !acl).then_some((flags, name));
     }
-    match full {
-        b"system.posix_acl_access" => Some((ATTR_ROOT, b"SGI_ACL_FILE")),
-        b"system.posix_acl_default" => Some((ATTR_ROOT, b"SGI_ACL_DEFAULT")),
-        _ => None,
-    }
+    let acl = ACL_NAMES.iter().find(|(_, shown)| *shown == full);
+    acl.map(|(stored, _)| (ATTR_ROOT, *stored))
+}
+
+/// Sorts attributes as they are kept, one of each name.
+pub(super) fn sort_attributes(attrs: &mut Vec<NewAttr>) {
+    attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
+    attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
 }
 
 fn meta(s: &rfs::Statx) -> Meta {

@@ -77,10 +77,8 @@ pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
     for member in archive.entries().map_err(failed("reading it"))? {
         tree.add(member.map_err(failed("reading it"))?, &mut end)?;
     }
-    archive
-        .into_inner()
-        .finish()
-        .map_err(failed("reading it"))?;
+    let rest = archive.into_inner().finish();
+    rest.map_err(failed("reading it"))?;
     let (meta, attrs) = (tree.nodes[0].meta.clone(), tree.nodes[0].attrs.clone());
     let dir = TarDir {
         tree: Arc::new(tree),
@@ -209,17 +207,15 @@ fn extended(
             _ => match key.strip_prefix(b"SCHILY.xattr.") {
                 Some(name) => {
                     let attr = super::host::attribute(name, x.value_bytes());
-                    attrs.extend(
-                        attr.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?,
-                    );
+                    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+                    attrs.extend(attr.map_err(invalid)?);
                 }
                 None => sparse.take(key, x.value_bytes())?,
             },
         }
     }
     meta.atime = accessed.unwrap_or(meta.mtime);
-    attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
-    attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+    super::host::sort_attributes(attrs);
     Ok(())
 }
 
@@ -475,13 +471,11 @@ impl SourceDir for TarDir {
 impl TarDir {
     fn node_of(&self, name: &[u8]) -> Result<usize, MkfsError> {
         let node = self.tree.nodes[self.node].below.get(name);
-        node.copied().ok_or_else(|| {
-            MkfsError::source(
-                self.path(name),
-                "opening it",
-                io::ErrorKind::NotFound.into(),
-            )
-        })
+        let missing = || {
+            let error = io::ErrorKind::NotFound.into();
+            MkfsError::source(self.path(name), "opening it", error)
+        };
+        node.copied().ok_or_else(missing)
     }
 }
 

@@ -233,10 +233,7 @@ impl Volume {
                 }
             };
             let offset = out.len() as u32;
-            let check = |b: &[u8], ident: &Ident| match ident.crc {
-                true => check_remote(b, magic, offset, ident).map(|_| ()),
-                false => Ok(()),
-            };
+            let check = |b: &[u8], ident: &Ident| check_remote(b, magic, offset, ident).map(|_| ());
             let range = (fork, block, count);
             let read = self.read_fork_block(what, inode, range, verifier::REMOTE, &check)?;
             let hole = || inode.wrong(what, "mapping", "a block, not a hole", block);
