@@ -170,8 +170,7 @@ fn leaf(
             differ("hash", &format!("{named:#x}"), &format!("{hash:#x}"));
         }
         if at < firstused {
-            let expected = format!("at least firstused ({firstused})");
-            differ("nameidx", &expected, &at);
+            differ("nameidx", &format!("at least firstused ({firstused})"), &at);
         }
         used.push((at, stored.end.next_multiple_of(4)));
         if let Value::Remote { block: number, len } = stored.value

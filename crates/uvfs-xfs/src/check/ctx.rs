@@ -2,12 +2,11 @@
 //! group.
 
 use super::space::class;
-use super::{BlockMap, CheckProgress, Fingerprint, Place, Problem, Report, Usage, Use};
-use crate::blocks::Blocks;
+use super::{BlockMap, CheckRun, Fingerprint, Place, Problem, Usage, Use};
 use crate::format::*;
 use crate::geometry::Geometry;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use zerocopy::FromZeros;
@@ -159,6 +158,7 @@ pub(crate) struct SharedExtent {
 }
 
 /// The facts about one allocation group.
+#[derive(Default)]
 pub(crate) struct AgFacts {
     /// The blocks that this pass looks at.
     pub window: Range<u32>,
@@ -265,26 +265,21 @@ impl Counted {
     }
 }
 
+/// A pass of a check.
 pub(crate) struct Ctx<'a> {
-    pub g: &'a Geometry,
-    pub sb: &'a Superblock,
-    pub blocks: &'a dyn Blocks,
-    pub report: &'a Report,
-    pub progress: &'a CheckProgress,
+    pub run: &'a CheckRun<'a>,
     pub counted: &'a Counted,
     pub ags: &'a [AgFacts],
-    /// The first pass: nothing is known of the groups yet.
-    pub first: bool,
-    pub large: bool,
-    /// Bytes that a thread may read ahead.
-    pub ahead: usize,
-    /// Bytes that a thread may use for the entries of a directory.
-    pub directory: u64,
-    pub log_clean: bool,
-    /// The log sequence number of the log's end, if that is known.
-    pub head_lsn: Option<u64>,
     /// This pass takes back what an earlier one has counted.
     pub undo: bool,
+}
+
+impl<'a> Deref for Ctx<'a> {
+    type Target = CheckRun<'a>;
+
+    fn deref(&self) -> &CheckRun<'a> {
+        self.run
+    }
 }
 
 impl Ctx<'_> {

@@ -221,7 +221,7 @@ impl DirCheck<'_, '_> {
         let leaf_at = g.dir_index().start;
         let data = self.extents.iter().filter(|e| e.startoff < leaf_at);
         let bytes = data.map(|e| u64::from(e.blockcount)).sum::<u64>() << g.blocklog;
-        let room = self.ctx.directory.max(1);
+        let room = self.ctx.budget.directory.max(1);
         self.rounds = bytes.div_ceil(room).clamp(1, MAX_ROUNDS);
         let parts = self.parts(rd, out);
         let size = parts.data_end * u64::from(g.dir_block_size);

@@ -8,10 +8,9 @@
 use super::ctx::{DirectoryFacts, Fact, KIND_FREE};
 use super::inode::{free_inode, used_inode};
 use super::links::{self, Ups};
-use super::reader::MAX_AHEAD;
 use super::{
-    CheckProgress, CheckRun, Chunk, Counted, Ctx, Finding, Reader, Report, Structure, ag, space,
-    superblock,
+    Budget, CheckProgress, CheckRun, Chunk, Counted, Ctx, Finding, Reader, Report, Structure, ag,
+    space, superblock,
 };
 use crate::blocks::Blocks;
 use crate::format::*;
@@ -73,21 +72,21 @@ impl Kept {
         undo: bool,
         work: impl FnOnce(&Ctx<'_>) -> R,
     ) -> R {
-        work(&Ctx {
+        let run = CheckRun {
             g: &self.g,
             sb: &self.sb,
             blocks,
             report,
             progress: &CheckProgress::default(),
-            counted: &self.counted,
-            ags: &self.counted.ags,
-            first: true,
             large: false,
-            ahead: MAX_AHEAD,
-            directory: u64::MAX,
+            budget: &Budget::new(&self.g, blocks, None, 1),
             log_clean: self.log_clean,
             head_lsn: self.head_lsn,
+            groups: Vec::new(),
+        };
+        work(&Ctx {
             undo,
+            ..run.context(&self.counted)
         })
     }
 

@@ -219,7 +219,6 @@ pub(crate) fn keeping(
         if passes == 0 {
             superblock::quota(&ctx);
             superblock::counters(&ctx);
-            run.groups = ctx.ags.iter().map(Known::of).collect();
         }
         if let Some(usage) = &counted.usage {
             let usage = usage.lock().expect("no holder panics");
@@ -232,6 +231,9 @@ pub(crate) fn keeping(
         passes += 1;
         if passes == windows.len() {
             links::cycles(&ctx, &mut ups).map_err(broken)?;
+        }
+        if passes == 1 {
+            run.groups = counted.ags.iter().map(Known::of).collect();
         }
         // With a bound on memory nothing is kept.
         kept = (options.memory.is_none()).then(|| Kept::new(&run, counted, false));
@@ -278,7 +280,7 @@ impl Known {
 }
 
 /// The common state of the passes of a check.
-struct CheckRun<'a> {
+pub(crate) struct CheckRun<'a> {
     g: &'a Geometry,
     sb: &'a Superblock,
     blocks: &'a dyn Blocks,
@@ -287,12 +289,13 @@ struct CheckRun<'a> {
     large: bool,
     budget: &'a Budget,
     log_clean: bool,
+    /// The log sequence number of the log's end, if that is known.
     head_lsn: Option<u64>,
-    /// Empty in the first pass.
+    /// Empty in the first pass: nothing is known of the groups yet.
     groups: Vec<Known>,
 }
 
-impl<'a> CheckRun<'a> {
+impl CheckRun<'_> {
     /// What a pass for the blocks and inodes of `window` counts, before it begins.
     fn counted(&self, window: Window, usage: Option<Usage>) -> Counted {
         let g = self.g;
@@ -308,12 +311,8 @@ impl<'a> CheckRun<'a> {
                 window,
                 chunks: known.map_or_else(OnceLock::new, |k| k.chunks.clone().into()),
                 free: known.map_or_else(OnceLock::new, |k| k.free.clone().into()),
-                facts: OnceLock::new(),
-                shared: OnceLock::new(),
-                unlinked: OnceLock::new(),
-                sums: OnceLock::new(),
-                is_shared: AtomicBool::new(false),
                 inodes_known: AtomicBool::new(known.is_none_or(|k| k.all)),
+                ..AgFacts::default()
             }
         };
         Counted {
@@ -325,24 +324,11 @@ impl<'a> CheckRun<'a> {
     }
 
     /// A pass.
-    fn context<'c>(&self, counted: &'c Counted) -> Ctx<'c>
-    where
-        'a: 'c,
-    {
+    fn context<'c>(&'c self, counted: &'c Counted) -> Ctx<'c> {
         Ctx {
-            g: self.g,
-            sb: self.sb,
-            blocks: self.blocks,
-            report: self.report,
-            progress: self.progress,
+            run: self,
             counted,
             ags: &counted.ags,
-            first: self.groups.is_empty(),
-            large: self.large,
-            ahead: self.budget.ahead,
-            directory: self.budget.directory,
-            log_clean: self.log_clean,
-            head_lsn: self.head_lsn,
             undo: false,
         }
     }
@@ -390,7 +376,7 @@ fn parallel(
 /// Looks at the headers and trees of all groups.
 fn groups(ctx: &Ctx<'_>, threads: usize) {
     parallel(ctx, threads, ctx.g.agcount as usize, &|rd, i| {
-        if ctx.first || ctx.in_pass(i as u32) {
+        if ctx.groups.is_empty() || ctx.in_pass(i as u32) {
             ag::check(ctx, rd, i as u32);
         }
     });

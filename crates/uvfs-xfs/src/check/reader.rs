@@ -53,9 +53,9 @@ impl<'a> Reader<'a> {
     pub fn new(ctx: &Ctx<'a>) -> Reader<'a> {
         Reader {
             blocks: ctx.blocks,
-            stream: ctx.blocks.stream(ctx.ahead),
+            stream: ctx.blocks.stream(ctx.budget.ahead),
             gap: if ctx.large { GAP } else { 0 },
-            room: ctx.ahead,
+            room: ctx.budget.ahead,
             pieces: BTreeMap::new(),
             held: 0,
             wanted: Vec::new(),

@@ -30,9 +30,20 @@ impl Ident {
         same(self.uuid, *found, fault)
     }
 
-    fn check_blkno(&self, found: u64) -> Result<(), Fault> {
+    /// Checks the checksum and uuid of a header, and the block number and owner in it.
+    fn check_all(
+        &self,
+        block: &[u8],
+        crc_offset: usize,
+        uuid: &Uuid,
+        blkno: Be64,
+        owner: u64,
+    ) -> Result<(), Fault> {
+        self.check_crc(block, crc_offset)?;
+        self.check_uuid(uuid)?;
         let fault = |expected, found| Fault::BlockNumber { expected, found };
-        same(self.daddr, found, fault)
+        same(self.daddr, blkno.get(), fault)?;
+        self.check_owner(owner)
     }
 
     fn check_owner(&self, found: u64) -> Result<(), Fault> {
@@ -195,10 +206,8 @@ pub fn check_btree_short<'a>(
     check_magic(tree.magic(ident.crc), h.magic.get())?;
     if ident.crc {
         let c = BtreeShortCrc::at(block, BtreeShort::SIZE)?;
-        ident.check_crc(block, BTREE_SHORT_CRC_OFFSET)?;
-        ident.check_uuid(&c.uuid)?;
-        ident.check_blkno(c.blkno.get())?;
-        ident.check_owner(u64::from(c.owner.get()))?;
+        let owner = c.owner.get().into();
+        ident.check_all(block, BTREE_SHORT_CRC_OFFSET, &c.uuid, c.blkno, owner)?;
     }
     let most = |level| tree.max_records(block.len(), ident.crc, level);
     check_btree_counts(h.level.get(), h.numrecs.get(), most)?;
@@ -212,10 +221,8 @@ pub fn check_btree_long<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a BtreeL
     check_magic(Btree::Bmap.magic(ident.crc), h.magic.get())?;
     if ident.crc {
         let c = BtreeLongCrc::at(block, BtreeLong::SIZE)?;
-        ident.check_crc(block, BTREE_LONG_CRC_OFFSET)?;
-        ident.check_uuid(&c.uuid)?;
-        ident.check_blkno(c.blkno.get())?;
-        ident.check_owner(c.owner.get())?;
+        let owner = c.owner.get();
+        ident.check_all(block, BTREE_LONG_CRC_OFFSET, &c.uuid, c.blkno, owner)?;
     }
     let most = |level| Btree::Bmap.max_records(block.len(), ident.crc, level);
     check_btree_counts(h.level.get(), h.numrecs.get(), most)?;
@@ -291,10 +298,8 @@ pub fn check_dir_data<'a>(
 }
 
 fn check_dir3_header(block: &[u8], h: &Dir3BlockHeader, ident: &Ident) -> Result<(), Fault> {
-    ident.check_crc(block, DIR3_DATA_CRC_OFFSET)?;
-    ident.check_uuid(&h.uuid)?;
-    ident.check_blkno(h.blkno.get())?;
-    ident.check_owner(h.owner.get())
+    let owner = h.owner.get();
+    ident.check_all(block, DIR3_DATA_CRC_OFFSET, &h.uuid, h.blkno, owner)
 }
 
 /// Checks a free index block: magic, checksum, uuid, block number, owner, and that its slots fit.
@@ -337,10 +342,7 @@ pub fn da_block_kind(block: &[u8], crc: bool) -> Option<u16> {
 pub fn check_da_info<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a DaBlockInfo, Fault> {
     if ident.crc {
         let i = Da3BlockInfo::at(block, 0)?;
-        ident.check_crc(block, DA3_CRC_OFFSET)?;
-        ident.check_uuid(&i.uuid)?;
-        ident.check_blkno(i.blkno.get())?;
-        ident.check_owner(i.owner.get())?;
+        ident.check_all(block, DA3_CRC_OFFSET, &i.uuid, i.blkno, i.owner.get())?;
         Ok(&i.hdr)
     } else {
         DaBlockInfo::at(block, 0)
@@ -379,8 +381,7 @@ fn counted_before<'a, T: Layout>(
 ) -> Result<&'a [T], Fault> {
     let len = (count as usize).checked_mul(T::SIZE);
     let start = len.and_then(|len| end.checked_sub(len));
-    let expected = "as many as fit in the block";
-    let start = start.ok_or(Fault::field(name, expected, count))?;
+    let start = start.ok_or(Fault::field(name, "as many as fit in the block", count))?;
     T::slice_at(block, start, count as usize)
 }
 
@@ -451,10 +452,7 @@ pub fn check_remote<'a>(
     }
     let h = RemoteHeader::at(block, 0)?;
     check_magic(magic, h.magic.get())?;
-    ident.check_crc(block, REMOTE_CRC_OFFSET)?;
-    ident.check_uuid(&h.uuid)?;
-    ident.check_blkno(h.blkno.get())?;
-    ident.check_owner(h.owner.get())?;
+    ident.check_all(block, REMOTE_CRC_OFFSET, &h.uuid, h.blkno, h.owner.get())?;
     let (found, bytes) = (h.offset.get(), h.bytes.get());
     if found != offset {
         let expected = "where the previous block ends";

@@ -28,8 +28,6 @@ pub(crate) struct FixedBlocks {
     pub sb: Superblock,
     /// The geometry of that.
     pub g: Geometry,
-    /// Blocks of the headers at the start of each allocation group.
-    pub header_blocks: u32,
     /// Blocks in each allocation group's free list.
     pub free_list: u32,
     /// The allocation group with the log.
@@ -109,12 +107,12 @@ impl FixedBlocks {
     /// The block of the root of a tree, in its allocation group.
     pub fn root(&self, tree: Btree) -> u32 {
         let i = ROOTS.iter().position(|t| *t == tree).unwrap_or(0);
-        self.header_blocks + i as u32
+        self.g.header_blocks() + i as u32
     }
 
     /// The first block after the roots: the log's, or the free list's.
     pub fn after_roots(&self) -> u32 {
-        self.header_blocks + ROOTS.len() as u32
+        self.g.header_blocks() + ROOTS.len() as u32
     }
 
     /// The first block of an allocation group that is not taken by headers, roots, log and free
@@ -134,11 +132,6 @@ impl FixedBlocks {
     /// Inodes that are allocated together, at least a chunk and at least a block.
     pub fn unit_inodes(&self) -> u32 {
         INODES_PER_CHUNK.max(1 << self.g.inopblog)
-    }
-
-    /// Their blocks.
-    pub fn unit_blocks(&self) -> u32 {
-        self.g.chunk_blocks()
     }
 
     /// Chooses all sizes for a file system of `bytes` bytes.
@@ -174,7 +167,7 @@ impl FixedBlocks {
         }
         // Directory blocks are of 4 KiB at least.
         let dirblklog = 12u32.saturating_sub(blocklog);
-        let header_blocks = (4 * sector).div_ceil(block);
+        let after_roots = (4 * sector).div_ceil(block) + ROOTS.len() as u32;
         let free_list = 2 * alloc_levels(agblocks, block).min(2);
         let log_ag = agcount / 2;
         // Leave the log's group some room of its own.
@@ -183,8 +176,7 @@ impl FixedBlocks {
             true => last as u32,
             false => agblocks,
         };
-        let fixed = header_blocks + ROOTS.len() as u32 + free_list;
-        let most = ag.saturating_sub(fixed + 64 + ag / 16);
+        let most = ag.saturating_sub(after_roots + free_list + 64 + ag / 16);
         let log = log_blocks(o, dblocks, blocklog, most)?;
         let cluster = 8192 * (inode / 256);
         let sectors = sector > 512;
@@ -193,7 +185,6 @@ impl FixedBlocks {
         sb.blocksize.set(block);
         sb.dblocks.set(dblocks);
         sb.uuid = uuid;
-        let after_roots = header_blocks + ROOTS.len() as u32;
         let logstart = u64::from(log_ag) << agblklog | u64::from(after_roots);
         sb.logstart.set(logstart);
         // Realtime extents are of 4 KiB at least.
@@ -235,7 +226,6 @@ impl FixedBlocks {
         Ok(FixedBlocks {
             sb,
             g,
-            header_blocks,
             free_list,
             log_ag,
         })

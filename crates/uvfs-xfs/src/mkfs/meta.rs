@@ -86,13 +86,13 @@ impl<'a> Metadata<'a> {
     }
 
     fn unit_bytes(&self) -> usize {
-        (self.l.unit_blocks() * self.l.g.block_size) as usize
+        (self.l.g.chunk_blocks() * self.l.g.block_size) as usize
     }
 
     /// Where the unit of an inode is, and the inode in it.
     fn unit_of(&self, ino: u64) -> (Sectors, usize) {
         let g = &self.l.g;
-        let blocks = self.l.unit_blocks();
+        let blocks = self.l.g.chunk_blocks();
         let a = g.inode(ino).expect("an inode that was allocated");
         // Units are aligned to their length, or are one block.
         let first = match g.inoalignmt > 1 {

@@ -397,7 +397,7 @@ fn write<'a>(
     let mut sb = l.sb;
     sb.inprogress = 1;
     let mut unfinished = sb.sector(g.sector_size as usize);
-    unfinished.resize(l.header_blocks as usize * g.block_size as usize, 0);
+    unfinished.resize(g.header_blocks() as usize * g.block_size as usize, 0);
     meta.put(0, &unfinished, &uvfs_buf::Anything)?;
     meta.finish()?;
 
@@ -454,7 +454,7 @@ fn write<'a>(
         let mut bytes = [&[sb.sector(g.sector_size as usize)], &sectors[..]]
             .concat()
             .concat();
-        bytes.resize(l.header_blocks as usize * g.block_size as usize, 0);
+        bytes.resize(g.header_blocks() as usize * g.block_size as usize, 0);
         bytes
     };
     for (agno, sectors) in (0..).zip(&headers).skip(1) {

@@ -57,7 +57,7 @@ struct Free {
 }
 
 /// One allocation group's space.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Group {
     free: Free,
     /// Held back for the B-trees.
@@ -170,19 +170,15 @@ impl SpaceMap {
         let mut space = SpaceMap {
             groups: Vec::new(),
             region: (REGION_BYTES >> g.blocklog).max(16),
-            unit_blocks: l.unit_blocks(),
+            unit_blocks: g.chunk_blocks(),
             unit_inodes: l.unit_inodes(),
             align,
             inopblog: g.inopblog,
         };
         for agno in 0..g.agcount {
             let mut group = Group {
-                free: Free::default(),
-                reserve: None,
-                inodes: Region::default(),
-                metadata: Region::default(),
-                units: Vec::new(),
                 used: l.unit_inodes(),
+                ..Group::default()
             };
             let blocks = g.ag_blocks(agno);
             let start = l.first_free(agno);
@@ -194,7 +190,7 @@ impl SpaceMap {
                 group.used = used;
             }
             // As many inodes as fit, and free extents as many as there are regions.
-            let chunks = blocks / l.unit_blocks() * (l.unit_inodes() / INODES_PER_CHUNK);
+            let chunks = blocks / g.chunk_blocks() * (l.unit_inodes() / INODES_PER_CHUNK);
             let extents = (blocks / space.region.min(64)) as usize + 64;
             let most = |tree, records| Shape::new(tree, g.block_size as usize, records).blocks();
             let trees = [

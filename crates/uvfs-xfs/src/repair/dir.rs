@@ -156,7 +156,7 @@ impl Mend<'_> {
         let mut names: HashSet<Vec<u8>> = HashSet::new();
         read(self, dir, true, &mut |name, ino, _| {
             let kind = self.kind_of(ino);
-            let there = kind != FileType::Unknown && ino != self.g.rootino && !self.is_own(ino);
+            let there = kind != FileType::Unknown && ino != self.g.rootino && !self.g.is_own(ino);
             if there && is_name(name) && names.insert(name.to_vec()) {
                 let name = name.to_vec();
                 out.push(FoundEntry { name, ino, kind });

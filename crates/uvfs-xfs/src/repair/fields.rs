@@ -17,8 +17,8 @@ pub(crate) enum Core {
 }
 
 /// The offset of an inode's attribute fork; the end of the inode if it has none.
-fn attr_at(d: &Dinode, size: usize) -> usize {
-    match d.v2.forkoff {
+fn attr_at(forkoff: u8, size: usize) -> usize {
+    match forkoff {
         0 => size,
         f => (DINODE_V3_SIZE + usize::from(f) * 8).min(size),
     }
@@ -39,7 +39,7 @@ pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
     if signs.iter().filter(|s| **s).count() < 3 || !(named || ours) {
         return Core::Clear("it is not this inode");
     }
-    if d.v2.mode.get() == 0 && ino != g.rootino && !m.is_own(ino) {
+    if d.v2.mode.get() == 0 && ino != g.rootino && !g.is_own(ino) {
         return free(m, ino, raw, &d);
     }
     d.v2.magic.set(DINODE_MAGIC);
@@ -169,7 +169,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     // The place of the attributes may be what is wrong: the extents must fit before it.
     let (n, _) = d.extent_counts();
     let whole = plausible(&g, &raw[DINODE_V3_SIZE..]);
-    let fits = |d: &Dinode| (attr_at(d, size) - DINODE_V3_SIZE) / ExtentRecord::SIZE;
+    let fits = |d: &Dinode| (attr_at(d.v2.forkoff, size) - DINODE_V3_SIZE) / ExtentRecord::SIZE;
     if d.v2.format == FORMAT_EXTENTS
         && n as usize > fits(&d)
         && whole
@@ -186,7 +186,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
         _ if special => &[FORMAT_DEV],
         _ => &[FORMAT_LOCAL, FORMAT_EXTENTS, FORMAT_BTREE],
     };
-    let data_len = attr_at(&d, size) - DINODE_V3_SIZE;
+    let data_len = attr_at(d.v2.forkoff, size) - DINODE_V3_SIZE;
     let negative = i64::try_from(d.v2.size.get()).is_err();
     if negative && kind != FileType::Regular {
         d.v2.size.set(match kind {
@@ -229,10 +229,7 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
 /// pointers lie depends on that.
 fn fit_root(m: &Mend<'_>, ino: u64, d: &mut Dinode, raw: &[u8]) {
     let size = raw.len();
-    let end = |forkoff: u8| match forkoff {
-        0 => size,
-        f => DINODE_V3_SIZE + usize::from(f) * 8,
-    };
+    let end = |forkoff| attr_at(forkoff, size);
     let last = ((size - DINODE_V3_SIZE) / 8) as u8;
     let fits = |f: &u8| {
         let root = raw.get(DINODE_V3_SIZE..end(*f));
@@ -255,7 +252,7 @@ fn fit_root(m: &Mend<'_>, ino: u64, d: &mut Dinode, raw: &[u8]) {
 fn count_extents(m: &Mend<'_>, d: &Dinode, raw: &mut [u8]) {
     let g = &m.g;
     let (n, an) = d.extent_counts();
-    let end = attr_at(d, raw.len());
+    let end = attr_at(d.v2.forkoff, raw.len());
     if matches!(d.v2.format, FORMAT_LOCAL | FORMAT_DEV) {
         fork::set_extents(raw, Fork::Data, 0);
     }

@@ -439,7 +439,7 @@ impl Mend<'_> {
     /// The kind of an inode that a directory says is of `kind`; of one that was not looked at yet, that
     /// is believed until it is.
     pub fn expect(&mut self, ino: u64, kind: FileType) -> FileType {
-        if ino == self.g.rootino || self.is_own(ino) {
+        if ino == self.g.rootino || self.g.is_own(ino) {
             return FileType::Unknown;
         }
         let Some((ag, slot)) = self.slot(ino) else {

@@ -56,8 +56,7 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
                     orphans.entry(to).or_default().push(*ino);
                 }
                 for ino in lost {
-                    let text = "moved to lost+found";
-                    m.say(Place::inode(Structure::Inode, ino), text);
+                    m.say(Place::inode(Structure::Inode, ino), "moved to lost+found");
                     orphans.entry(to).or_default().push(ino);
                     see(m, ino);
                 }
@@ -184,7 +183,7 @@ fn lost_files(m: &Mend<'_>) -> Vec<u64> {
             }
         }
     }
-    out.retain(|ino| !m.is_own(*ino));
+    out.retain(|ino| !m.g.is_own(*ino));
     out
 }
 
@@ -242,7 +241,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
                 continue;
             }
             let ino = m.g.ino(agno, ag.agino(slot));
-            let seen = match m.is_own(ino) {
+            let seen = match m.g.is_own(ino) {
                 true => ag.nlink[slot].max(1),
                 false => ag.seen[slot],
             };

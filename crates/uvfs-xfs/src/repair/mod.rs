@@ -373,8 +373,7 @@ impl<'a> Mend<'a> {
         };
         let mut found = 0;
         if !as_is {
-            let text = "rewritten from a copy";
-            m.say(Place::ag(Structure::Superblock, 0), text);
+            m.say(Place::ag(Structure::Superblock, 0), "rewritten from a copy");
             found += 1;
         }
         if m.g.features.needsrepair {
@@ -546,10 +545,5 @@ impl<'a> Mend<'a> {
         let mut bytes = bytes.to_vec();
         store_crc(&mut bytes, crc_offset);
         self.disk.write(daddr << 9, &bytes);
-    }
-
-    /// Whether an inode is one of the file system's own, in no directory.
-    pub fn is_own(&self, ino: u64) -> bool {
-        self.g.is_own(ino)
     }
 }

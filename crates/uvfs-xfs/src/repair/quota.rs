@@ -27,8 +27,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
                 dquots(m, ino, kind);
             }
             sb.qflags.set(sb.qflags.get() & !checked);
-            let text = "to be counted again at the next mount";
-            m.say(Place::fs(what), text);
+            m.say(Place::fs(what), "to be counted again at the next mount");
         }
     }
     if zerocopy::IntoBytes::as_bytes(&sb) != zerocopy::IntoBytes::as_bytes(&m.sb) {

@@ -45,9 +45,10 @@ fn key(sb: &Superblock) -> Vec<u8> {
     bytes
 }
 
-/// The superblock at byte `offset`, if it is sound.
-fn at(blocks: &dyn Blocks, offset: u64, sector: usize) -> Option<Superblock> {
-    let bytes = blocks.bytes(offset, sector).ok()?;
+/// A group's copy of the superblock, if it is sound.
+fn copy(blocks: &dyn Blocks, g: &Geometry, agno: u32) -> Option<Superblock> {
+    let offset = g.ag_header_daddr(agno, 0) << 9;
+    let bytes = blocks.bytes(offset, g.sector_size as usize).ok()?;
     let mut sb = *check_superblock(&bytes).ok()?;
     sb.inprogress = 0;
     Geometry::new(&sb).ok()?;
@@ -61,9 +62,7 @@ fn votes(blocks: &dyn Blocks, sb: &Superblock, g: &Geometry) -> (u32, u32) {
     let (mut yes, mut asked) = (0, 0);
     for agno in (1..g.agcount).step_by(step as usize) {
         asked += 1;
-        let offset = g.ag_header_daddr(agno, 0) << 9;
-        let copy = at(blocks, offset, g.sector_size as usize);
-        yes += u32::from(copy.is_some_and(|c| key(&c) == wanted));
+        yes += u32::from(copy(blocks, g, agno).is_some_and(|c| key(&c) == wanted));
     }
     (yes, asked)
 }
@@ -191,9 +190,8 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
         .max_by_key(|r| (agree(*r) > 1, is_root(m, *r)));
     // Some of the copies have it, too.
     let copies = (1..g.agcount.min(MAX_VOTES)).filter_map(|agno| {
-        let offset = g.ag_header_daddr(agno, 0) << 9;
-        let copy = at(m.disk, offset, g.sector_size as usize)?;
-        Some(copy.rootino.get()).filter(|r| is_root(m, *r))
+        let root = copy(m.disk, &g, agno)?.rootino.get();
+        Some(root).filter(|r| is_root(m, *r))
     });
     let best = best
         .filter(|r| is_root(m, *r))

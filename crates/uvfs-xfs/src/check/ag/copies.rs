@@ -37,8 +37,7 @@ impl GroupCheck<'_, '_, '_> {
                 bytes.fold(0, |n, b| n << 8 | u64::from(*b))
             };
             if shared.contains(&f.name) && number(sb) != number(copy) {
-                let field = format!("sb_{}", f.name);
-                report.differ(place, field, number(sb), number(copy));
+                report.differ(place, format!("sb_{}", f.name), number(sb), number(copy));
             }
         }
         if copy.uuid != sb.uuid {

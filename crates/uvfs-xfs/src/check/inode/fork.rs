@@ -55,8 +55,7 @@ impl ForkWalk<'_, '_> {
         let len = u64::from(e.blockcount);
         if e.startoff < self.next {
             let field = format!("extent {n} out of order: br_startoff");
-            let expected = format!("at least {}", self.next);
-            report.differ(place, field, expected, e.startoff);
+            report.differ(place, field, format!("at least {}", self.next), e.startoff);
             self.whole = false;
         }
         // The greatest file offset is 2^63 - 1.

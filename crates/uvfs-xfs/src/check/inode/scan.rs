@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::{FORK_AHEAD, READS_AHEAD, SURVEYED, free_inode, used_inode};
 
 /// Some chunks of an allocation group that are read at once.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Span {
     agno: u32,
     /// Index of the first chunk.
@@ -23,6 +23,7 @@ struct Span {
 }
 
 /// A span, and what was asked for ahead for it.
+#[derive(Default)]
 struct ChunkRun {
     span: Span,
     /// The pieces of the span itself.
@@ -33,18 +34,6 @@ struct ChunkRun {
     surveyed: usize,
     /// All its inodes were looked at for that.
     done: bool,
-}
-
-impl ChunkRun {
-    fn new(span: Span) -> ChunkRun {
-        ChunkRun {
-            span,
-            pieces: Vec::new(),
-            batches: VecDeque::new(),
-            surveyed: 0,
-            done: false,
-        }
-    }
 }
 
 fn chunk_bytes(ctx: &Ctx<'_>) -> u64 {
@@ -110,9 +99,11 @@ pub(crate) fn scan(
             let mark = rd.mark();
             rd.want(span.offset, span.len as u64);
             rd.go();
-            let mut run = ChunkRun::new(span);
-            run.pieces = rd.since(mark);
-            queue.push_back(run);
+            queue.push_back(ChunkRun {
+                span,
+                pieces: rd.since(mark),
+                ..ChunkRun::default()
+            });
         }
         // Not those at the end of the queue: they have only just been sent.
         let arrived = queue.len().div_ceil(2).min(SURVEYED);
@@ -270,14 +261,18 @@ fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun, out: &mut Di
         Err(_) => {
             for first in span.first..span.first + span.chunks {
                 let skip = u64::from(chunks[first].start - start) << g.inodelog;
-                let mut one = ChunkRun::new(Span {
+                let span = Span {
                     first,
                     chunks: 1,
                     offset: span.offset + skip,
                     len: (span.len as u64 - skip).min(chunk_bytes(ctx)) as usize,
                     ..span
-                });
-                one.done = true;
+                };
+                let mut one = ChunkRun {
+                    span,
+                    done: true,
+                    ..ChunkRun::default()
+                };
                 scan_run(ctx, rd, &mut one, out);
             }
         }

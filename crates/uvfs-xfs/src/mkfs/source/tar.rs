@@ -20,14 +20,16 @@ const NAME: &str = "the tar archive";
 /// The unit in which zeros of a sparse member become holes.
 const GRAIN: usize = 4096;
 
+/// Where the contents of a member are: offset, length, offset in the temporary file.
+type Parts = Vec<(u64, u64, u64)>;
+
 /// A member, or a directory that members lie in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Node {
     meta: Meta,
     attrs: Vec<NewAttr>,
     target: Box<[u8]>,
-    /// Where its contents are: offset, length, offset in the temporary file.
-    parts: Vec<(u64, u64, u64)>,
+    parts: Parts,
     sparse: bool,
     names: u32,
     below: BTreeMap<Box<[u8]>, usize>,
@@ -37,6 +39,8 @@ struct Node {
 struct TarTree {
     nodes: Vec<Node>,
     contents: Arc<File>,
+    /// Bytes in that file.
+    end: u64,
 }
 
 #[derive(Debug)]
@@ -53,12 +57,8 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> MkfsError {
 fn directory() -> Node {
     Node {
         meta: Meta::directory(Time::default()),
-        attrs: Vec::new(),
-        target: Box::default(),
-        parts: Vec::new(),
-        sparse: false,
         names: 1,
-        below: BTreeMap::new(),
+        ..Node::default()
     }
 }
 
@@ -71,11 +71,15 @@ pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
     let mut tree = TarTree {
         nodes: vec![directory()],
         contents: Arc::new(contents),
+        end: 0,
     };
-    let mut end = 0;
-    let mut archive = Archive::new(Input::new(archive));
+    let mut archive = Archive::new(Input {
+        from: archive,
+        bytes: 0,
+        zeros: 0,
+    });
     for member in archive.entries().map_err(failed("reading it"))? {
-        tree.add(member.map_err(failed("reading it"))?, &mut end)?;
+        tree.add(member.map_err(failed("reading it"))?)?;
     }
     let rest = archive.into_inner().finish();
     rest.map_err(failed("reading it"))?;
@@ -102,14 +106,6 @@ struct Input<R> {
 }
 
 impl<R: Read> Input<R> {
-    fn new(from: R) -> Input<R> {
-        Input {
-            from,
-            bytes: 0,
-            zeros: 0,
-        }
-    }
-
     /// Reads what follows the last member: an end of two blocks of zeros, and padding, until the writer is done.
     fn finish(mut self) -> io::Result<()> {
         const END: u64 = 2 * 512;
@@ -248,7 +244,7 @@ impl TarTree {
         Some(at)
     }
 
-    fn add(&mut self, mut m: tar::Entry<'_, impl Read>, end: &mut u64) -> Result<(), MkfsError> {
+    fn add(&mut self, mut m: tar::Entry<'_, impl Read>) -> Result<(), MkfsError> {
         let path = m.path_bytes().into_owned();
         let shown = || as_path(&path);
         let bad = |error: io::Error| MkfsError::source(as_path(&path), "reading it", error);
@@ -329,9 +325,9 @@ impl TarTree {
                 Some(map) => {
                     holes = true;
                     meta.size = sparse.size.unwrap_or(meta.size);
-                    self.store_parts(&mut m, &map, end)
+                    self.store_parts(&mut m, &map)
                 }
-                None => self.store(&mut m, holes, end),
+                None => self.store(&mut m, holes),
             }
             .map_err(failed)?,
             false => Vec::new(),
@@ -349,8 +345,7 @@ impl TarTree {
             },
             parts,
             sparse: holes,
-            names: 1,
-            below: BTreeMap::new(),
+            ..directory()
         });
         self.put(above, name, node);
         Ok(())
@@ -364,35 +359,25 @@ impl TarTree {
     }
 
     /// Copies the parts of a member that are there to the temporary file.
-    fn store_parts(
-        &mut self,
-        m: &mut impl Read,
-        map: &[(u64, u64)],
-        end: &mut u64,
-    ) -> io::Result<Vec<(u64, u64, u64)>> {
+    fn store_parts(&mut self, m: &mut impl Read, map: &[(u64, u64)]) -> io::Result<Parts> {
         let mut parts = Vec::with_capacity(map.len());
         let mut buf = vec![0; 256 << 10];
         for (at, len) in map {
-            parts.push((*at, *len, *end));
+            parts.push((*at, *len, self.end));
             let mut left = *len;
             while left > 0 {
                 let n = left.min(buf.len() as u64) as usize;
                 m.read_exact(&mut buf[..n])?;
-                self.contents.write_all_at(&buf[..n], *end)?;
-                (left, *end) = (left - n as u64, *end + n as u64);
+                self.contents.write_all_at(&buf[..n], self.end)?;
+                (left, self.end) = (left - n as u64, self.end + n as u64);
             }
         }
         Ok(parts)
     }
 
     /// Copies a member's contents to the temporary file.
-    fn store(
-        &mut self,
-        m: &mut impl Read,
-        sparse: bool,
-        end: &mut u64,
-    ) -> io::Result<Vec<(u64, u64, u64)>> {
-        let mut parts: Vec<(u64, u64, u64)> = Vec::new();
+    fn store(&mut self, m: &mut impl Read, sparse: bool) -> io::Result<Parts> {
+        let mut parts = Parts::new();
         let mut buf = vec![0; 256 << 10];
         let mut at = 0;
         loop {
@@ -410,12 +395,12 @@ impl TarTree {
             for part in buf[..n].chunks(grain) {
                 let len = part.len() as u64;
                 if !sparse || part.iter().any(|b| *b != 0) {
-                    self.contents.write_all_at(part, *end)?;
+                    self.contents.write_all_at(part, self.end)?;
                     match parts.last_mut() {
                         Some((start, had, _)) if *start + *had == at => *had += len,
-                        _ => parts.push((at, len, *end)),
+                        _ => parts.push((at, len, self.end)),
                     }
-                    *end += len;
+                    self.end += len;
                 }
                 at += len;
             }
