@@ -26,6 +26,7 @@ const MAX_ROUNDS: u64 = 4096;
 /// rounds, each for the entries whose hashes have one remainder.
 struct DirCheck<'c, 'a> {
     ctx: &'c Ctx<'a>,
+    out: &'c mut DirectoryFacts,
     ino: u64,
     index: Option<u32>,
     /// Whether it is among the inodes that this pass is about.
@@ -66,6 +67,7 @@ pub(crate) fn check(
 ) {
     let mut d = DirCheck {
         ctx,
+        out,
         ino: inode.ino,
         index: ctx.index(inode.ino),
         here: ctx.fact(inode.ino).is_some(),
@@ -80,9 +82,9 @@ pub(crate) fn check(
         whole: true,
     };
     if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
-        d.shortform(inode, out);
+        d.shortform(inode);
     } else {
-        d.blocks(rd, inode, out);
+        d.blocks(rd, inode);
     }
 }
 
@@ -95,7 +97,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Counts an entry for the inode that it names.
-    fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut DirectoryFacts) {
+    fn link(&mut self, name: &[u8], ino: u64, kind: FileType) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let bad = |why| self.bad_entry(name, why);
@@ -130,10 +132,10 @@ impl DirCheck<'_, '_> {
         };
         match name {
             b"." => {}
-            b".." if self.here => out.dotdot.push((parent, child)),
+            b".." if self.here => self.out.dotdot.push((parent, child)),
             b".." => {}
             _ if child_here && matches!(kind, FileType::Directory | FileType::Unknown) => {
-                out.parent.push((child, parent));
+                self.out.parent.push((child, parent));
             }
             _ => {}
         }
@@ -215,7 +217,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Checks a directory that has blocks of its own.
-    fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut DirectoryFacts) {
+    fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode) {
         let (g, report) = (self.ctx.g, self.ctx.report);
         // The least entry takes 16 bytes, and so does what is kept of it here and of its index.
         let leaf_at = g.dir_index().start;
@@ -223,7 +225,7 @@ impl DirCheck<'_, '_> {
         let bytes = data.map(|e| u64::from(e.blockcount)).sum::<u64>() << g.blocklog;
         let room = self.ctx.budget.directory.max(1);
         self.rounds = bytes.div_ceil(room).clamp(1, MAX_ROUNDS);
-        let parts = self.parts(rd, out);
+        let parts = self.parts(rd);
         let size = parts.data_end * u64::from(g.dir_block_size);
         report.same(self.place, "di_size", size, inode.size);
         if self.whole {
@@ -246,7 +248,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Checks the data blocks, and counts those of the other parts.
-    fn parts(&mut self, rd: &mut Reader<'_>, out: &mut DirectoryFacts) -> Parts {
+    fn parts(&mut self, rd: &mut Reader<'_>) -> Parts {
         let (ctx, extents) = (self.ctx, self.extents);
         let (per, index) = (ctx.g.dir_blocks(), ctx.g.dir_index());
         let end_at = index.end + (index.end - index.start);
@@ -266,7 +268,7 @@ impl DirCheck<'_, '_> {
                 let start = db * per;
                 if start < index.start {
                     parts.data_end = db + 1;
-                    self.whole &= self.data_block(rd, db, &mut parts, out).is_some();
+                    self.whole &= self.data_block(rd, db, &mut parts).is_some();
                 } else if start < index.end {
                     parts.index_blocks += 1;
                 } else if start < end_at {
@@ -281,13 +283,7 @@ impl DirCheck<'_, '_> {
     }
 
     /// Checks data block `db`; `None` if not all of it could be followed.
-    fn data_block(
-        &mut self,
-        rd: &mut Reader<'_>,
-        db: u64,
-        parts: &mut Parts,
-        out: &mut DirectoryFacts,
-    ) -> Option<()> {
+    fn data_block(&mut self, rd: &mut Reader<'_>, db: u64, parts: &mut Parts) -> Option<()> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let base = Place::inode(Structure::DirectoryData, self.ino);
@@ -308,7 +304,7 @@ impl DirCheck<'_, '_> {
             report.bad(place, "its index leaves no room for entries");
             return None;
         }
-        let mut holes = self.records(place, &block, end, db, out)?;
+        let mut holes = self.records(place, &block, end, db)?;
         // The table of the largest holes.
         holes.sort_unstable_by(|a, b| b.cmp(a));
         for (i, b) in best.iter().enumerate() {
@@ -335,7 +331,6 @@ impl DirCheck<'_, '_> {
         block: &[u8],
         end: usize,
         db: u64,
-        out: &mut DirectoryFacts,
     ) -> Option<Vec<(u16, u16)>> {
         let (g, report) = (self.ctx.g, self.ctx.report);
         let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
@@ -356,7 +351,7 @@ impl DirCheck<'_, '_> {
             let kind = self.file_type(e.name, byte.copied().unwrap_or(0));
             self.dots(place, e.name, e.ino, first);
             first = false;
-            self.link(e.name, e.ino, kind, out);
+            self.link(e.name, e.ino, kind);
             let hash = g.hash_name(e.name);
             if self.has(hash) {
                 self.entries.push((hash, (e.next - 1) as u32));

@@ -1,6 +1,5 @@
 //! Checks a directory whose entries lie in its inode.
 
-use super::super::ctx::DirectoryFacts;
 use super::super::problem::{Place, Structure, show};
 use crate::format::*;
 use crate::read::inode::Inode;
@@ -9,7 +8,7 @@ use crate::walk::dir::{ShortEntry, check_name, short_entries, short_header_len};
 use super::DirCheck;
 
 impl DirCheck<'_, '_> {
-    pub(super) fn shortform(&mut self, inode: &Inode, out: &mut DirectoryFacts) {
+    pub(super) fn shortform(&mut self, inode: &Inode) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let place = Place::inode(Structure::ShortDirectory, self.ino);
@@ -23,8 +22,8 @@ impl DirCheck<'_, '_> {
             return report.bad(place, "ends inside its header");
         };
         let mut narrow_enough = u32::from(parent > u32::MAX.into());
-        self.link(b".", self.ino, FileType::Directory, out);
-        self.link(b"..", parent, FileType::Directory, out);
+        self.link(b".", self.ino, FileType::Directory);
+        self.link(b"..", parent, FileType::Directory);
         let mut at = short_header_len(wide);
         let ftype = g.features.ftype;
         let mut least =
@@ -61,7 +60,7 @@ impl DirCheck<'_, '_> {
             if check_name(name).is_err() {
                 self.bad_entry(name, "has a slash or zero byte in it".into());
             }
-            self.link(name, ino, kind, out);
+            self.link(name, ino, kind);
         }
         report.same(place, "i8count", narrow_enough, u32::from(head.i8count));
         report.same(place, "di_size", at, data.len());
