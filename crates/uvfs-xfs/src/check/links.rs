@@ -127,6 +127,7 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
 
 /// Where the directories lead up to: (directory, parent) in the order of directories. In memory, or
 /// in a file if the image is gone through in several passes.
+#[derive(Default)]
 pub(crate) struct Ups {
     /// All of them, or what is not in the file yet.
     pairs: Vec<Pair>,
@@ -147,11 +148,9 @@ impl Ups {
     /// None yet. They are kept in memory, unless `spill`.
     pub fn new(spill: bool) -> io::Result<Ups> {
         Ok(Ups {
-            pairs: Vec::new(),
             file: spill.then(tempfile::tempfile).transpose()?,
-            firsts: Vec::new(),
-            len: 0,
             pages: vec![None; PAGES],
+            ..Ups::default()
         })
     }
 

@@ -58,7 +58,7 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
     let per_block = g.block_size as usize / Dquot::SIZE;
     let counted = ctx.sb.qflags.get() & CHECKED[k] != 0;
     for e in extents.iter().filter(|e| !e.unwritten) {
-        for b in e.startoff..e.startoff + u64::from(e.blockcount) {
+        for b in e.startoff..e.end() {
             let Some((bytes, a)) = read_run(ctx, rd, base, extents, b, 1) else {
                 continue;
             };

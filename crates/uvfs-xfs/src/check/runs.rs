@@ -15,7 +15,7 @@ pub(crate) fn map_run(
 ) -> Option<Vec<(AgBlock, u32)>> {
     let mut out = Vec::new();
     let (mut at, end) = (start, start + count);
-    let mut i = extents.partition_point(|e| e.startoff + u64::from(e.blockcount) <= start);
+    let mut i = extents.partition_point(|e| e.end() <= start);
     while at < end {
         let e = extents.get(i).filter(|e| e.startoff <= at)?;
         let skip = at - e.startoff;
@@ -45,22 +45,13 @@ pub(crate) fn read_run(
     let first = runs.first()?.0;
     let mut bytes: Option<Block> = None;
     for (a, n) in &runs {
-        match rd.blocks(ctx.g, a.agno, a.agbno, *n) {
-            Ok(b) => {
-                bytes = Some(match bytes.take() {
-                    None => b,
-                    Some(first) => {
-                        let mut all = first.to_vec();
-                        all.extend_from_slice(&b);
-                        Block::new(all)
-                    }
-                });
-            }
-            Err(e) => {
-                ctx.io(place.at(a.agno, a.agbno), &e);
-                return None;
-            }
-        }
+        let read = rd.blocks(ctx.g, a.agno, a.agbno, *n);
+        let read = read.map_err(|e| ctx.io(place.at(a.agno, a.agbno), &e));
+        let read = read.ok()?;
+        bytes = Some(match bytes.take() {
+            None => read,
+            Some(first) => Block::new([&first[..], &read[..]].concat()),
+        });
     }
     Some((bytes?, first))
 }

@@ -372,6 +372,23 @@ pub struct Extent {
     pub unwritten: bool,
 }
 
+impl Extent {
+    /// The block in the file after the last one.
+    pub fn end(&self) -> u64 {
+        self.startoff + u64::from(self.blockcount)
+    }
+
+    /// `len` blocks of it, less the first `skip`.
+    pub fn part(self, skip: u64, len: u32) -> Extent {
+        Extent {
+            startoff: self.startoff + skip,
+            startblock: self.startblock + skip,
+            blockcount: len,
+            ..self
+        }
+    }
+}
+
 /// Most blocks of one extent record: its count has 21 bits.
 pub const MAX_EXTENT_BLOCKS: u32 = (1 << 21) - 1;
 

@@ -144,7 +144,7 @@ impl Volume {
             let mut there: SmallVec<[u64; READAHEAD_BLOCKS]> = SmallVec::new();
             let (from, to) = (db * per_block, limit * per_block);
             self.map(dir, Fork::Data, from, to, &mut |e| {
-                let last = (e.startoff + u64::from(e.blockcount) - 1) / per_block;
+                let last = (e.end() - 1) / per_block;
                 let first = (e.startoff / per_block).max(there.last().map_or(db, |l| l + 1));
                 there.extend((first..=last).take(READAHEAD_BLOCKS - there.len()));
                 Ok(begins && there.len() < READAHEAD_BLOCKS)

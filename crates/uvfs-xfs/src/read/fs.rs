@@ -605,7 +605,7 @@ impl FileSystem for XfsFs {
                     if start > at {
                         return Ok(false);
                     }
-                    at = (e.startoff + u64::from(e.blockcount)) << log;
+                    at = e.end() << log;
                     Ok(true)
                 })?;
             Ok((at, data))

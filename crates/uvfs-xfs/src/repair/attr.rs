@@ -16,7 +16,7 @@ pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {
         let parts = [Attributes, ShortAttributes, AttributeValue, AttributeFork];
         parts.contains(what) || *what == Tree(Btree::Bmap)
     };
-    let about = m.about.get(&ino);
+    let about = m.findings.about.get(&ino);
     if !about.is_none_or(|about| about.iter().any(attributes)) {
         return;
     }

@@ -32,11 +32,11 @@ pub(crate) fn owners(m: &Mend<'_>) -> Owners {
     if !g.features.rmapbt {
         return out;
     }
-    for (agno, _, _) in &m.contested {
+    for (agno, _, _) in &m.findings.contested {
         if out.contains_key(agno) || *agno >= g.agcount {
             continue;
         }
-        let mine = m.contested.iter().filter(|c| c.0 == *agno);
+        let mine = m.findings.contested.iter().filter(|c| c.0 == *agno);
         let runs: Vec<(u32, u32)> = mine.map(|c| (c.1, c.2)).collect();
         let mut found = Vec::new();
         let walked = records(m, *agno, Btree::Rmap, &mut |r: &RmapRecord| {
@@ -63,7 +63,7 @@ pub(crate) fn mapped(m: &Mend<'_>) -> HashMap<u64, Vec<Extent>> {
         Structure::DataFork,
         Structure::Tree(Btree::Bmap),
     ];
-    let about = m.about.iter();
+    let about = m.findings.about.iter();
     let bad = about.filter(|(_, about)| parts.iter().any(|p| about.contains(p)));
     out.extend(bad.map(|(ino, _)| (*ino, Vec::new())));
     if out.is_empty() {
@@ -106,7 +106,7 @@ pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
                 continue;
             };
             let run = (a.agbno, e.blockcount);
-            let mut mine = m.contested.iter().filter(|c| c.0 == a.agno);
+            let mut mine = m.findings.contested.iter().filter(|c| c.0 == a.agno);
             if !mine.any(|c| overlap((c.1, c.2), run)) {
                 continue;
             }

@@ -135,7 +135,7 @@ fn plausible(g: &Geometry, bytes: &[u8]) -> Vec<u64> {
         if e.startoff < next || g.fsb_run(e.startblock, e.blockcount).is_none() {
             break;
         }
-        next = e.startoff + u64::from(e.blockcount);
+        next = e.end();
         sum += u64::from(e.blockcount);
         sums.push(sum);
     }

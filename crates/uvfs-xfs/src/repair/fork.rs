@@ -58,7 +58,7 @@ impl Map {
         let mut end = 0;
         all.retain(|e| {
             let fits = e.startoff >= end;
-            end = end.max(e.startoff + u64::from(e.blockcount));
+            end = end.max(e.end());
             fits
         });
         let complete = all.len() as u64 == count && self.extents.len() < all.len();
@@ -184,7 +184,7 @@ pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
 impl ForkReader<'_, '_> {
     fn extent(&mut self, e: Extent) {
         let g = &self.m.g;
-        let end = e.startoff + u64::from(e.blockcount);
+        let end = e.end();
         let fits = e.startoff >= self.next
             && end <= 1 << (63 - g.blocklog)
             && g.fsb_run(e.startblock, e.blockcount).is_some();

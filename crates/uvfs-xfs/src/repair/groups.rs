@@ -137,11 +137,8 @@ fn own(m: &mut Mend<'_>, inode: &Inode, maps: &mut [BlockMap]) {
 
 /// References of blocks with more than one: the records of the tree.
 fn references(shared: &[(u32, u32)]) -> Vec<(u32, u32, u32)> {
-    let mut edges: Vec<(u32, i64)> = Vec::with_capacity(shared.len() * 2);
-    for (s, n) in shared {
-        edges.push((*s, 1));
-        edges.push((s + n, -1));
-    }
+    let edges = shared.iter().flat_map(|(s, n)| [(*s, 1), (s + n, -1)]);
+    let mut edges: Vec<(u32, i64)> = edges.collect();
     edges.sort_unstable();
     let mut out: Vec<(u32, u32, u32)> = Vec::new();
     let (mut at, mut count) = (0, 1i64);

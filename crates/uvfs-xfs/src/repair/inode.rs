@@ -33,7 +33,9 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
                 }
             }
             let claim = match &parsed {
-                Some(inode) if !m.contested.is_empty() => contest::claim(m, inode, &owners),
+                Some(inode) if !m.findings.contested.is_empty() => {
+                    contest::claim(m, inode, &owners)
+                }
                 Some(_) => Claim::None,
                 None => Claim::Unproven,
             };
@@ -339,7 +341,7 @@ fn build_forks(
             file_size(m, &mut raw, &map);
         }
     }
-    if !bad && !hurt && counted && total == inode.nblocks && !m.sharing.contains(&ino) {
+    if !bad && !hurt && counted && total == inode.nblocks && !m.findings.sharing.contains(&ino) {
         return Some(inode);
     }
     if hurt {
@@ -353,7 +355,7 @@ fn build_forks(
     }
     if let Ok(d) = Dinode::at_mut(&mut raw, 0) {
         d.v2.nblocks.set(total);
-        if m.sharing.contains(&ino) {
+        if m.findings.sharing.contains(&ino) {
             d.flags2.set(d.flags2.get() | DIFLAG2_REFLINK);
         }
         if bad && m.is_about(ino, Structure::UnlinkedList) {
@@ -397,13 +399,7 @@ fn claim(m: &mut Mend<'_>, map: &mut Map, data: bool) {
         // The parts between the clashes stay.
         let runs: Vec<(u32, u32)> = clashes.iter().map(|(s, n, _)| (*s, *n)).collect();
         for (s, n) in super::space::subtract(&[(a.agbno, e.blockcount)], &runs) {
-            let skip = s - a.agbno;
-            kept.push(Extent {
-                startoff: e.startoff + u64::from(skip),
-                startblock: e.startblock + u64::from(skip),
-                blockcount: n,
-                unwritten: e.unwritten,
-            });
+            kept.push(e.part((s - a.agbno).into(), n));
         }
     }
     map.extents = kept;
@@ -422,8 +418,7 @@ fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
     if let Ok(d) = DinodeV2::at_mut(raw, 0)
         && i64::try_from(d.size.get()).is_err()
     {
-        let end = map.extents.last();
-        let end = end.map_or(0, |e| e.startoff + u64::from(e.blockcount));
+        let end = map.extents.last().map_or(0, Extent::end);
         d.size.set(end << m.g.blocklog);
     }
 }

@@ -293,23 +293,28 @@ fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
     Ok(())
 }
 
+/// What the findings of a round are about.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// Structures of groups, and some that are about no group.
+    hurt: HashSet<(Structure, u32)>,
+    /// Inodes that share blocks.
+    pub sharing: HashSet<u64>,
+    /// Inodes, and which of their structures.
+    pub about: HashMap<u64, HashSet<Structure>>,
+    /// Runs of blocks that more than one claims: group, first block, blocks.
+    pub contested: Vec<(u32, u32, u32)>,
+}
+
 /// A repair under way.
 pub(crate) struct Mend<'a> {
     pub disk: &'a Overlay,
     pub g: Arc<Geometry>,
     pub sb: Superblock,
     pub ags: Vec<AgToMend>,
-    /// Inodes with findings; all of them, if there were too many to tell.
-    bad: HashSet<u64>,
+    pub findings: Findings,
+    /// All inodes and groups have findings: there were too many to tell.
     all_bad: bool,
-    /// Structures of groups with findings, and some that are about no group.
-    hurt: HashSet<(Structure, u32)>,
-    /// Inodes that, as findings say, share blocks without the flag for that.
-    pub sharing: HashSet<u64>,
-    /// The structures of an inode that the findings are about.
-    pub about: HashMap<u64, HashSet<Structure>>,
-    /// Runs of blocks that more than one claims: group, first block, blocks.
-    pub contested: Vec<(u32, u32, u32)>,
     /// The greatest log sequence number seen in an inode, or ahead of the log.
     pub max_lsn: u64,
     pub changes: Vec<Change>,
@@ -350,12 +355,8 @@ impl<'a> Mend<'a> {
             ags: (0..g.agcount).map(|_| AgToMend::default()).collect(),
             g: Arc::new(g),
             sb,
-            bad: HashSet::new(),
+            findings: Findings::default(),
             all_bad: false,
-            hurt: HashSet::new(),
-            sharing: HashSet::new(),
-            about: HashMap::new(),
-            contested: Vec::new(),
             max_lsn: 0,
             changes: Vec::new(),
             change_count: 0,
@@ -391,22 +392,18 @@ impl<'a> Mend<'a> {
 
     /// Notes which inodes and groups the findings are about; gives whether log sequence numbers are ahead of the log.
     fn read_findings(&mut self, found: &[Finding]) -> bool {
-        self.bad.clear();
-        self.hurt.clear();
-        self.sharing.clear();
-        self.about.clear();
-        self.contested.clear();
+        self.findings = Findings::default();
         let mut late = false;
         for Finding { place, problem, .. } in found {
             let what = place.what;
             if let Some(ino) = place.inode {
-                self.bad.insert(ino);
-                self.about.entry(ino).or_default().insert(what);
+                let about = &mut self.findings.about;
+                about.entry(ino).or_default().insert(what);
                 if *problem == Problem::NoReflinkFlag {
-                    self.sharing.insert(ino);
+                    self.findings.sharing.insert(ino);
                 }
             } else {
-                self.hurt.insert((what, place.ag.unwrap_or(0)));
+                self.findings.hurt.insert((what, place.ag.unwrap_or(0)));
                 // Damage of superblock copies needs no new trees.
                 self.moved |= !matches!(what, Structure::SuperblockCopy | Structure::Log);
             }
@@ -414,7 +411,7 @@ impl<'a> Mend<'a> {
                 && matches!(was, Use::Meta | Use::Data)
                 && let (Some(ag), Some(block)) = (place.ag, place.block)
             {
-                self.contested.push((ag, block, *blocks));
+                self.findings.contested.push((ag, block, *blocks));
             }
             late |= matches!(problem, Problem::AheadOfLog { .. });
         }
@@ -435,7 +432,7 @@ impl<'a> Mend<'a> {
         space::begin(self);
         // If only the groups' own structures are damaged, only those are repaired. The next check finds what that
         // damage hid of inodes and directories.
-        if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
+        if !self.findings.about.is_empty() || self.all_bad || !self.only_groups() {
             let tree = inode::all(self);
             links::settle(self, tree);
             links::all(self);
@@ -453,7 +450,7 @@ impl<'a> Mend<'a> {
     /// Whether all findings are about structures that [`groups`] builds.
     fn only_groups(&self) -> bool {
         use Structure::{Agf, Agfl, FreeSpace, Log, Superblock, SuperblockCopy, Tree};
-        self.hurt.iter().all(|(what, _)| match what {
+        self.findings.hurt.iter().all(|(what, _)| match what {
             Agf | Agfl | FreeSpace | Superblock | SuperblockCopy | Log => true,
             Tree(tree) => !matches!(tree, Btree::Ino | Btree::Fino),
             _ => false,
@@ -462,17 +459,20 @@ impl<'a> Mend<'a> {
 
     /// Whether there are findings about an inode.
     pub fn is_bad(&self, ino: u64) -> bool {
-        self.all_bad || self.bad.contains(&ino)
+        self.all_bad || self.findings.about.contains_key(&ino)
     }
 
     /// Whether there are findings about this structure of an inode.
     pub fn is_about(&self, ino: u64, what: Structure) -> bool {
-        self.about.get(&ino).is_some_and(|a| a.contains(&what))
+        self.findings
+            .about
+            .get(&ino)
+            .is_some_and(|a| a.contains(&what))
     }
 
     /// Whether there are findings about a structure of a group.
     pub fn hurt(&self, what: Structure, agno: u32) -> bool {
-        self.all_bad || self.hurt.contains(&(what, agno))
+        self.all_bad || self.findings.hurt.contains(&(what, agno))
     }
 
     /// Tells what was changed.

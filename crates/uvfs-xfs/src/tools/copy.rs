@@ -378,7 +378,7 @@ impl Copy<'_> {
                 return Ok(true);
             }
             let mut at = e.startoff << log;
-            let end = ((e.startoff + u64::from(e.blockcount)) << log).min(inode.size);
+            let end = (e.end() << log).min(inode.size);
             while at < end {
                 let want = (end - at).min(buf.len() as u64) as usize;
                 let n = volume.read(inode, at, &mut buf[..want])?;

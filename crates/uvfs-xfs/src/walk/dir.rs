@@ -39,7 +39,7 @@ pub(crate) fn data_end(block: &[u8], crc: bool) -> Result<usize, Fault> {
 pub(crate) fn dir_blocks(extents: &[Extent], per: u64) -> impl Iterator<Item = u64> {
     let mut previous = None;
     let blocks = move |e: &Extent| {
-        let last = e.startoff + u64::from(e.blockcount) - 1;
+        let last = e.end() - 1;
         e.startoff / per..=last / per
     };
     let all = extents.iter().flat_map(blocks);

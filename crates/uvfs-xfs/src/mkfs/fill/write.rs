@@ -29,7 +29,7 @@ pub(super) fn append(g: &Geometry, extents: &mut Vec<Extent>, mut at: u64, runs:
         let startblock = g.fsbno(r.start());
         match extents.last_mut() {
             Some(e)
-                if e.startoff + u64::from(e.blockcount) == at
+                if e.end() == at
                     && e.startblock + u64::from(e.blockcount) == startblock
                     && g.fsb(e.startblock).map(|a| a.agno) == Some(r.agno)
                     && e.blockcount + r.len <= MAX_EXTENT_BLOCKS =>

@@ -38,12 +38,9 @@ impl MapWalk<'_> {
     /// Visits the records of one leaf that overlap `pos..end`; gives whether to go on.
     fn leaf(&mut self, recs: &[ExtentRecord]) -> Result<bool> {
         let g = self.volume.geometry();
-        let first = recs.partition_point(|r| {
-            let e = r.unpack();
-            e.startoff + u64::from(e.blockcount) <= self.pos
-        });
+        let first = recs.partition_point(|r| r.unpack().end() <= self.pos);
         for (i, r) in recs[first..].iter().enumerate() {
-            let mut e = r.unpack();
+            let e = r.unpack();
             if e.startoff >= self.end {
                 return Ok(false);
             }
@@ -62,13 +59,9 @@ impl MapWalk<'_> {
             if skip >= u64::from(e.blockcount) {
                 return Err(self.bad(Fault::field("br_startoff", "in order", e.startoff)));
             }
-            e.startoff += skip;
-            e.startblock += skip;
-            e.blockcount -= skip as u32;
-            let len = (self.end - e.startoff).min(u64::from(e.blockcount));
-            e.blockcount = len as u32;
-            self.pos = e.startoff + len;
-            if !(self.visit)(e)? {
+            let from = e.startoff + skip;
+            self.pos = self.end.min(e.end());
+            if !(self.visit)(e.part(skip, (self.pos - from) as u32))? {
                 return Ok(false);
             }
         }
@@ -334,7 +327,7 @@ impl Volume {
             }
             // The part of this extent that was asked for; map has clipped it to whole blocks.
             let from = (e.startoff << g.blocklog).max(offset);
-            let to = ((e.startoff + u64::from(e.blockcount)) << g.blocklog).min(end);
+            let to = (e.end() << g.blocklog).min(end);
             let device = extent_daddr(g, &e) * BBSIZE + (from - (e.startoff << g.blocklog));
             push(&mut at, from, None);
             push(&mut at, to, Some(device));
