@@ -7,7 +7,7 @@ use crate::meta::has_set_id;
 use crate::namespace::name_ok;
 use crate::sys::{self, Result};
 use crate::{KeepCache, Source, meta};
-use rustix::fs::{OFlags, Statx};
+use rustix::fs::{AtFlags, OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -266,7 +266,9 @@ impl Source {
         });
         match made {
             Ok(fd) => {
-                let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+                let adopted = self.adopt_open(&parent, fd.as_fd());
+                let (inode, st) =
+                    adopted.inspect_err(|_| self.unmake(cx, dir.as_fd(), name, fd.as_fd()))?;
                 let again = flags - (OFlags::CREATE | OFlags::EXCL);
                 let fd = self.by_rules(&inode, fd, again);
                 self.opened_entry(cx, inode, &st, fd, how)
@@ -293,6 +295,17 @@ impl Source {
                 }
             }
             Err(errno) => Err(errno),
+        }
+    }
+
+    /// Removes a file that was just made as `file` and can't be served, mostly for lack of descriptors. So an error leaves
+    /// nothing behind, and the next attempt does not find the name taken.
+    fn unmake(&self, cx: &Context, dir: BorrowedFd<'_>, name: &CStr, file: BorrowedFd<'_>) {
+        let is = |st: Statx| (st.stx_dev_major, st.stx_dev_minor, st.stx_ino);
+        let (made, now) = (sys::stat(file).map(is), sys::stat_at(dir, name).map(is));
+        if made.is_ok() && made == now {
+            let remove = |_: &_| rustix::fs::unlinkat(dir, name, AtFlags::empty());
+            let _ = self.creds.as_caller(cx, None, remove);
         }
     }
 

@@ -238,3 +238,45 @@ fn a_tree_of_more_files_than_descriptors_is_served() {
         unmounted.ok();
     }
 }
+
+/// A file that can't be made for lack of descriptors is not there afterwards, whichever of them was missing.
+#[test]
+fn a_create_that_fails_leaves_no_file() {
+    let needs = [
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("setpriv"),
+    ];
+    if !has(&needs) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    // One more each time, so that the limit falls on each descriptor that a file takes.
+    for extra in 0..4 {
+        let source = scratch.tmpfs(&format!("source-{extra}"), "64m");
+        fs::write(source.join("there"), "x").unwrap();
+        let lacks = "-dac_read_search";
+        let mut mount = command("prlimit", ["--nofile=128:128", "setpriv"]);
+        mount.args(["--bounding-set", lacks, "--inh-caps", lacks]);
+        mount.args([env!("CARGO_BIN_EXE_uvfs"), "mount", "--transport", "dev"]);
+        run(mount.args([&source, &at])).ok();
+        let mut open: Vec<_> = (0..extra)
+            .map(|_| fs::File::open(at.join("there")).unwrap())
+            .collect();
+        let (failed, error) = loop {
+            let name = open.len().to_string();
+            match fs::File::create_new(at.join(&name)) {
+                Ok(file) => open.push(file),
+                Err(error) => break (name, error),
+            }
+            assert!(open.len() < 128, "the limit holds");
+        };
+        let is_there = source.join(&failed).exists();
+        drop(open);
+        run(uvfs().arg("umount").arg(&at)).ok();
+        unmount_by_force(&at);
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE), "{error}");
+        assert!(!is_there, "{failed}, with {extra} more");
+    }
+}
