@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use uvfs_server::fs::{Error, ErrorContext, Result};
 
 use crate::map::{self, ENTRIES};
-use crate::object::{Files, Object};
+use crate::object::Object;
 use crate::store::Version;
 
 /// Mounts of one store that have a cache each.
@@ -23,7 +23,14 @@ const SHARE: u64 = 10;
 /// The smallest cache: less could not hold what the reads of one moment need.
 const LEAST: u64 = 64 << 20;
 
-type Id = [u8; 16];
+/// A version's number: its files are named by it.
+pub(crate) type Id = [u8; 16];
+
+/// The two files of a version.
+struct Files {
+    data: PathBuf,
+    map: PathBuf,
+}
 
 /// The directory of one mount's cache.
 pub(crate) struct Cache {
@@ -79,7 +86,7 @@ impl Cache {
                 limit,
                 state,
             };
-            cache.evict(None);
+            cache.evict();
             return Ok(cache);
         }
         let why = format!("{}: {MOUNTS} mounts use it already", dir.display());
@@ -138,28 +145,18 @@ impl Cache {
                 data.set_len(version.size)?;
                 std::os::unix::fs::FileExt::write_all_at(&map, &header, 0)?;
             }
-            Object::new(key.to_owned(), version.clone(), data, map, verified)
+            Object::new(*id, key.to_owned(), version.clone(), data, map, verified)
         };
         begin()
             .map_err(Error::from)
             .with_context(|| files.data.display().to_string())
     }
 
-    /// Writes a part of a piece. Where the disk is full, what was used longest ago makes room.
-    pub(crate) fn write(&self, object: &Arc<Object>, bytes: &[u8], at: u64) -> Result<()> {
-        self.with_room(object, || object.write(bytes, at))
-    }
-
-    /// Writes an entry of the map.
-    pub(crate) fn note(&self, object: &Arc<Object>, bytes: &[u8], at: u64) -> Result<()> {
-        self.with_room(object, || object.write_map(bytes, at))
-    }
-
-    fn with_room(&self, object: &Arc<Object>, write: impl Fn() -> io::Result<()>) -> Result<()> {
-        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    /// Writes to a file of the cache. Where the disk is full, what was used longest ago makes room.
+    pub(crate) fn with_room(&self, write: impl Fn() -> io::Result<()>) -> Result<()> {
         let done = match write() {
-            Err(error) if full(&error) => {
-                self.free(self.limit / 16, Some(object));
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.free(self.limit / 16);
                 write()
             }
             done => done,
@@ -169,39 +166,35 @@ impl Cache {
     }
 
     /// A piece of a version was written.
-    pub(crate) fn grown(&self, object: &Arc<Object>, bytes: u64) {
-        let id = id(&object.key, &object.version);
+    pub(crate) fn grown(&self, object: &Object, bytes: u64) {
         let mut state = self.state();
         state.used += bytes;
-        if let Some(slot) = state.versions.get_mut(&id) {
+        if let Some(slot) = state.versions.get_mut(&object.id) {
             slot.bytes += bytes;
         }
-        let over = state.used > self.limit;
         drop(state);
-        if over {
-            self.evict(Some(object));
-        }
+        self.evict();
     }
 
     /// Pieces of a version turned out to be damaged.
     pub(crate) fn shrunk(&self, object: &Object, bytes: u64) {
         let mut state = self.state();
         state.used = state.used.saturating_sub(bytes);
-        if let Some(slot) = state.versions.get_mut(&id(&object.key, &object.version)) {
+        if let Some(slot) = state.versions.get_mut(&object.id) {
             slot.bytes = slot.bytes.saturating_sub(bytes);
         }
     }
 
     /// Brings the cache below its limit.
-    fn evict(&self, current: Option<&Arc<Object>>) {
+    fn evict(&self) {
         let used = self.state().used;
         if used > self.limit {
-            self.free(used - self.limit + self.limit / 16, current);
+            self.free(used - self.limit + self.limit / 16);
         }
     }
 
     /// Frees bytes: first of versions that are not open, the least recently used first, then pieces of those that are.
-    fn free(&self, bytes: u64, current: Option<&Arc<Object>>) {
+    fn free(&self, bytes: u64) {
         let mut freed = 0;
         let mut state = self.state();
         let mut closed: Vec<_> = (state.versions.iter())
@@ -234,7 +227,7 @@ impl Cache {
             freed += given;
         }
         drop(state);
-        if freed < bytes && current.is_some() {
+        if freed < bytes {
             tracing::debug!(bytes, freed, "all of the cache is in use");
         }
     }
@@ -244,7 +237,7 @@ impl Cache {
     }
 }
 
-/// What earlier mounts left, the least recently used first. What is incomplete is removed.
+/// Finds the versions that earlier mounts cached, the least recently used first, and removes incomplete files.
 fn found(root: &Path) -> io::Result<State> {
     let mut maps = Vec::new();
     for entry in root.read_dir()? {
@@ -260,15 +253,13 @@ fn found(root: &Path) -> io::Result<State> {
     }
     let mut versions = Vec::new();
     for map in maps {
-        let files = Files {
+        let pair = Files {
             data: map.with_extension("data"),
             map,
         };
-        match known(&files) {
-            Ok(Some(version)) if crate::cache::files(root, &version.0).map == files.map => {
-                versions.push(version);
-            }
-            _ => remove(&files),
+        match known(&pair) {
+            Ok(Some(version)) if files(root, &version.0).map == pair.map => versions.push(version),
+            _ => remove(&pair),
         }
     }
     versions.sort_unstable_by_key(|(_, _, time)| *time);

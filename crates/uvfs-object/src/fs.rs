@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,7 +82,6 @@ impl ObjectFs {
             runtime: runtime.handle().clone(),
             cache,
             permits: Arc::new(Semaphore::new(options.requests.max(1))),
-            timeout: options.timeout,
         };
         Ok(Self {
             runtime: Some(runtime),
@@ -154,7 +154,10 @@ impl ObjectFs {
     }
 
     fn attr(&self, known: &Known) -> Attr {
-        let version = known.state().version.clone();
+        let (size, modified) = match &known.state().version {
+            Some(version) => (version.size, version.modified),
+            None => (0, None),
+        };
         let (kind, mode) = match known.is_directory() {
             true => (FileType::Directory, self.options.dir_mode),
             false => (FileType::RegularFile, self.options.file_mode),
@@ -162,13 +165,12 @@ impl ObjectFs {
         let mut attr = attr(Node(known.ino), kind, Mode::from_raw_mode(mode));
         let (seconds, nanos) = self.begun;
         let begun = (seconds.cast_unsigned(), nanos);
-        let version = version.unwrap_or_default();
-        let time = version.modified.unwrap_or(begun);
+        let time = modified.unwrap_or(begun);
         (attr.mtime, attr.mtimensec) = time;
         (attr.ctime, attr.ctimensec) = time;
         (attr.atime, attr.atimensec) = time;
-        attr.size = version.size;
-        attr.blocks = version.size.div_ceil(SECTOR);
+        attr.size = size;
+        attr.blocks = size.div_ceil(SECTOR);
         (attr.uid, attr.gid) = (self.options.uid, self.options.gid);
         attr
     }
@@ -188,7 +190,6 @@ impl ObjectFs {
         if !object.back() {
             return None;
         }
-        use std::os::fd::AsFd;
         match session.register_backing(known.node, object.data().as_fd()) {
             Ok(id) => Some(id),
             Err(error) => {
@@ -268,7 +269,7 @@ impl ObjectFs {
             let most = bytes.capacity();
             let begin = fetch.store.fetch(&object.key, &object.version, range);
             let mut stream = begin.await?;
-            while let Some(buffer) = Store::next(&object.key, &mut stream).await? {
+            while let Some(buffer) = fetch.store.next(&object.key, &mut stream).await? {
                 for part in buffer {
                     let room = most - bytes.len();
                     bytes.extend_from_slice(&part[..part.len().min(room)]);
@@ -302,7 +303,7 @@ async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> Resul
     .await
 }
 
-/// What the store itself said, without what OpenDAL was doing.
+/// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing.
 fn cause(error: &Error) -> String {
     let text = match std::error::Error::source(error) {
         Some(source) => source.to_string(),
@@ -516,17 +517,17 @@ impl FileSystem for ObjectFs {
                 None => (FileType::Directory, "/"),
             };
             let key = format!("{}{}{end}", known.key, listed.name);
-            let entry = DirEntry {
-                ino: tree::ino(&key),
+            let entry = |ino| DirEntry {
+                ino,
                 next: at as u64 + 3,
                 kind,
                 name: listed.name.as_bytes(),
             };
             let added = if !plus {
-                sink.add(entry)
+                sink.add(entry(tree::ino(&key)))
             } else if sink.fits(listed.name.len()) {
                 let found = self.tree.looked_up(key, listed.version.clone());
-                sink.add_plus(entry, &self.entry(&found))
+                sink.add_plus(entry(found.ino), &self.entry(&found))
             } else {
                 false
             };

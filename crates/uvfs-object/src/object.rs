@@ -5,10 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
@@ -17,15 +15,16 @@ use tokio::sync::{Semaphore, watch};
 use uvfs_io::ops;
 use uvfs_server::fs::{Error, Result};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Id};
 use crate::map::{ENTRIES, THERE, piece_log};
 use crate::store::{Store, Version};
 
 /// Bytes of one request to the store, at most.
 const RUN: u64 = 4 << 20;
 
-/// What the cache has of one version of an object.
+/// One version of an object, and its pieces in the cache.
 pub(crate) struct Object {
+    pub(crate) id: Id,
     pub(crate) key: String,
     pub(crate) version: Version,
     /// The length of a piece, as a power of two.
@@ -77,7 +76,7 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// What all objects share to get their pieces.
+/// The store, the cache and the threads that all objects get their pieces by.
 #[derive(Clone)]
 pub(crate) struct Fetch {
     pub(crate) store: Store,
@@ -85,12 +84,12 @@ pub(crate) struct Fetch {
     pub(crate) cache: Arc<Cache>,
     /// One for each request that may be under way.
     pub(crate) permits: Arc<Semaphore>,
-    pub(crate) timeout: Duration,
 }
 
 impl Object {
     /// Takes over the files of a version. The data file has the object's size.
     pub(crate) fn new(
+        id: Id,
         key: String,
         version: Version,
         file: File,
@@ -119,6 +118,7 @@ impl Object {
         let pieces: Vec<_> = entries.iter().map(found).collect();
         let good = pieces.iter().filter(|piece| **piece == Piece::Good).count();
         Ok(Self {
+            id,
             key,
             version,
             piece_log,
@@ -172,15 +172,14 @@ impl Object {
         let wanted = self.pieces(range);
         let mut changed = self.changed.subscribe();
         let failures = self.state().failures;
-        let mut first = true;
+        self.start(fetch, wanted.clone());
+        self.start(fetch, self.pieces(ahead));
         loop {
             {
                 let mut state = self.state();
                 let pieces = &state.pieces[wanted.clone()];
                 if pieces.iter().all(|piece| *piece == Piece::Good) {
                     state.pins.push(wanted.clone());
-                    drop(state);
-                    self.start(fetch, self.pieces(ahead));
                     return Ok(Pinned {
                         object: self,
                         pieces: wanted,
@@ -193,10 +192,8 @@ impl Object {
                     return Err(Error::new(*errno, why.to_string()));
                 }
             }
+            // Some may have been given back since.
             self.start(fetch, wanted.clone());
-            if std::mem::take(&mut first) {
-                self.start(fetch, self.pieces(ahead.clone()));
-            }
             // The object keeps the sender.
             let _ = changed.changed().await;
         }
@@ -363,31 +360,21 @@ impl Object {
     /// Requests pieces from the store, and writes them as they come.
     async fn get(self: &Arc<Self>, fetch: &Fetch, run: Range<usize>) -> Result<()> {
         let _permit = fetch.permits.acquire().await;
-        let stalled = |_| {
-            let why = format!(
-                "object {:?}: no answer within {:?}",
-                self.key, fetch.timeout
-            );
-            Error::new(Errno::IO, why)
-        };
         let (store, range) = (&fetch.store, self.bytes(run.clone()));
         let begin = store.fetch(&self.key, &self.version, range.clone());
-        let begun = tokio::time::timeout(fetch.timeout, begin).await;
-        let mut stream = begun.map_err(stalled)??;
+        let mut stream = begin.await?;
         // Without conditions it is known only at the end whether all is of one version.
         let at_once = store.is_conditional(&self.version);
         let mut sums = Vec::new();
         let (mut at, mut sum, mut n) = (range.start, 0, run.start);
-        loop {
-            let next = tokio::time::timeout(fetch.timeout, Store::next(&self.key, &mut stream));
-            let Some(buffer) = next.await.map_err(stalled)?? else {
-                break;
-            };
+        while let Some(buffer) = store.next(&self.key, &mut stream).await? {
             for mut bytes in buffer {
                 while !bytes.is_empty() && n < run.end {
                     let end = self.bytes(n..n + 1).end;
                     let part = bytes.split_to(bytes.len().min((end - at) as usize));
-                    fetch.cache.write(self, &part, at)?;
+                    fetch
+                        .cache
+                        .with_room(|| self.file.write_all_at(&part, at))?;
                     sum = crc32c::crc32c_append(sum, &part);
                     at += part.len() as u64;
                     if at == end {
@@ -412,19 +399,12 @@ impl Object {
     /// A piece was written.
     fn keep(self: &Arc<Self>, fetch: &Fetch, n: usize, sum: u32) -> Result<()> {
         let noted = (THERE | u64::from(sum)).to_le_bytes();
-        fetch.cache.note(self, &noted, entry(n))?;
+        let note = || self.map.write_all_at(&noted, entry(n));
+        fetch.cache.with_room(note)?;
         let range = self.bytes(n..n + 1);
         self.arrived(n);
         fetch.cache.grown(self, range.end - range.start);
         Ok(())
-    }
-
-    pub(crate) fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, at)
-    }
-
-    pub(crate) fn write_map(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.map.write_all_at(bytes, at)
     }
 }
 
@@ -448,10 +428,4 @@ impl Drop for Object {
 /// Where the map has the entry of a piece.
 fn entry(n: usize) -> u64 {
     ENTRIES + 8 * n as u64
-}
-
-/// The two files of a version.
-pub(crate) struct Files {
-    pub(crate) data: PathBuf,
-    pub(crate) map: PathBuf,
 }

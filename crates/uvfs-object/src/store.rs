@@ -1,6 +1,5 @@
 //! Requests to the store, by OpenDAL.
 
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -51,17 +50,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.etag, self.modified) {
-            (Some(etag), _) => f.write_str(etag),
-            (None, Some((seconds, nanos))) => write!(f, "{seconds}.{nanos:09}"),
-            (None, None) => f.write_str("-"),
-        }
-    }
-}
-
-/// What a listing shows.
+/// An entry of a listing.
 pub(crate) struct Listed {
     /// The last component of the key.
     pub(crate) name: String,
@@ -74,6 +63,8 @@ pub(crate) struct Listed {
 pub(crate) struct Store {
     operator: Operator,
     conditions: bool,
+    /// The longest wait for one answer, or for the next bytes of one.
+    timeout: Duration,
 }
 
 /// An error of the store, with the object's name for the log.
@@ -118,6 +109,7 @@ impl Store {
         Ok(Self {
             operator,
             conditions,
+            timeout: options.timeout,
         })
     }
 
@@ -127,9 +119,22 @@ impl Store {
         format!("{} {} {}", info.scheme(), info.name(), info.root())
     }
 
+    /// Waits for an answer, retries included, for no longer than [`Store::timeout`].
+    async fn within<T>(
+        &self,
+        answer: impl IntoFuture<Output = opendal::Result<T>>,
+    ) -> opendal::Result<T> {
+        let late = |_| {
+            let why = format!("no answer within {:?}", self.timeout);
+            opendal::Error::new(ErrorKind::Unexpected, why)
+        };
+        let answer = tokio::time::timeout(self.timeout, answer.into_future());
+        answer.await.map_err(late)?
+    }
+
     /// The version of an object; `None` if there is none.
     pub(crate) async fn stat(&self, key: &str) -> Result<Option<Version>> {
-        match self.operator.stat(key).await {
+        match self.within(self.operator.stat(key)).await {
             Ok(meta) if meta.mode() == EntryMode::DIR => Ok(None),
             Ok(meta) => Ok(Some(Version::new(&meta))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -142,11 +147,8 @@ impl Store {
     /// Whether there are objects below a directory, or its marker.
     pub(crate) async fn holds(&self, directory: &str) -> Result<bool> {
         let listing = self.operator.lister_with(directory).limit(ANY);
-        let found = match listing.await {
-            Ok(mut list) => list.next().await.transpose(),
-            Err(error) => Err(error),
-        };
-        match found {
+        let first = async { listing.await?.next().await.transpose() };
+        match self.within(first).await {
             Ok(any) => Ok(any.is_some()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
@@ -157,10 +159,14 @@ impl Store {
     /// What is in a directory, in the store's order.
     pub(crate) async fn list(&self, directory: &str) -> Result<Vec<Listed>> {
         let error = |error| failed(directory, error);
-        let mut list = self.operator.lister(directory).await.map_err(error)?;
+        let list = self.within(self.operator.lister(directory)).await;
+        let mut list = list.map_err(error)?;
         let (mut found, mut hidden) = (Vec::new(), 0_u64);
-        while let Some(entry) = list.next().await {
-            let entry = entry.map_err(error)?;
+        loop {
+            let next = async { list.next().await.transpose() };
+            let Some(entry) = self.within(next).await.map_err(error)? else {
+                return Ok(found);
+            };
             let path = entry.path();
             // The directory itself, if it has a marker.
             if path == directory || path == "/" {
@@ -180,7 +186,6 @@ impl Store {
             let name = name.to_owned();
             found.push(Listed { name, version });
         }
-        Ok(found)
     }
 
     /// Begins to read a range of one version.
@@ -197,9 +202,9 @@ impl Store {
         {
             reader = reader.if_match(etag);
         }
-        let reader = reader.await.map_err(error)?;
-        let mut stream = reader.into_stream(range).await.map_err(error)?;
-        match stream.metadata().await {
+        let begin = async { reader.await?.into_stream(range).await };
+        let mut stream = self.within(begin).await.map_err(error)?;
+        match self.within(stream.metadata()).await {
             // Some stores ignore the condition.
             Ok(meta) => match meta.etag().zip(version.etag.as_deref()) {
                 Some((one, two)) if one != two => return Err(changed(key)),
@@ -229,10 +234,12 @@ impl Store {
 
     /// The next bytes of a stream.
     pub(crate) async fn next(
+        &self,
         key: &str,
         stream: &mut BufferStream,
     ) -> Result<Option<opendal::Buffer>> {
-        let next = stream.next().await.transpose();
+        let next = async { stream.next().await.transpose() };
+        let next = self.within(next).await;
         next.map_err(|error| failed(key, error))
     }
 }
@@ -243,7 +250,7 @@ fn changed(key: &str) -> Error {
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
 }
 
-/// Whether OpenDAL asks for this key when it is asked to: it cuts off white space.
+/// Whether OpenDAL leaves this key as it is. It cuts off white space at both ends, and would ask for another object.
 pub(crate) fn is_reached(key: &str) -> bool {
     key.trim() == key
 }

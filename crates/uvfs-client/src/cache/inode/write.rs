@@ -18,7 +18,7 @@ struct Dirtied {
     idle: u64,
 }
 
-/// What a write has to get before it goes on.
+/// A step that has to end before a buffered write goes on.
 enum Need {
     /// The lease for it.
     Lease,
