@@ -114,19 +114,32 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
-    if let Some(uri) = source.to_str().filter(|source| source.contains("://")) {
-        let place = place(mountpoint)?;
-        if !options.nonempty {
-            hides_nothing(source, &place.path)?;
-        }
-        return kept_place(
-            &place,
-            serve(source, Origin::Store(uri.into()), &place, &options),
-        );
+    let uri = source.to_str().filter(|source| source.contains("://"));
+    let (source, image) = match uri {
+        Some(_) => (source.to_owned(), None),
+        None => directory_or_image(source)?,
+    };
+    let place = place(mountpoint)?;
+    if !options.nonempty {
+        hides_nothing(&source, &place.path)?;
     }
-    let source = source
-        .canonicalize()
-        .context(|| source.display().to_string())?;
+    // Errors before the mount are reported while there still is a terminal.
+    let opened = match (uri, image) {
+        (Some(uri), _) => Ok(Source::Store(uri.into())),
+        (None, Some(device)) => Ok(Source::Image(device)),
+        (None, None) => open_directory(&source, &place.path).map(Source::Directory),
+    };
+    let served = opened.and_then(|opened| serve(&source, opened, &place, &options));
+    if served.is_err() && place.made {
+        let _ = std::fs::remove_dir(&place.path);
+    }
+    served
+}
+
+/// Finds the source on the host, and opens it if it is an image.
+fn directory_or_image(source: &Path) -> Result<(PathBuf, Option<Arc<Device>>)> {
+    let name = || source.display().to_string();
+    let source = source.canonicalize().context(name)?;
     let kind = std::fs::metadata(&source)
         .context(|| source.display().to_string())?
         .file_type();
@@ -140,20 +153,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
             source.display()
         )));
     };
-    let place = place(mountpoint)?;
-    if !options.nonempty {
-        hides_nothing(&source, &place.path)?;
-    }
-    let origin = image.map_or(Origin::Directory, Origin::Image);
-    kept_place(&place, serve(&source, origin, &place, &options))
-}
-
-/// Removes a mount point that was made for a mount that failed.
-fn kept_place<T>(place: &Place, served: Result<T>) -> Result<T> {
-    if served.is_err() && place.made {
-        let _ = std::fs::remove_dir(&place.path);
-    }
-    served
+    Ok((source, image))
 }
 
 /// Finds or makes the mount point.
@@ -215,28 +215,15 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// What a mount serves.
-enum Origin {
-    Directory,
+/// The opened source.
+enum Source {
+    Directory(OwnedFd),
     Image(Arc<Device>),
     /// By its URI.
     Store(String),
 }
 
-/// The opened source.
-enum Source {
-    Directory(OwnedFd),
-    Image(Arc<Device>),
-    Store(String),
-}
-
-fn serve(source: &Path, origin: Origin, place: &Place, options: &Options) -> Result<ExitCode> {
-    // Errors before the mount are reported while there still is a terminal.
-    let opened = match origin {
-        Origin::Image(device) => Source::Image(device),
-        Origin::Directory => Source::Directory(open_directory(source, &place.path)?),
-        Origin::Store(uri) => Source::Store(uri),
-    };
+fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Result<ExitCode> {
     let mut report = match daemon::split(&place.path, !options.foreground)? {
         Side::Server(report) => report,
         Side::Parent(result) => return result,
@@ -309,12 +296,11 @@ fn mount_store(
     let mut how = uvfs_object::Options::default();
     how.cache_dir = remote.cache_dir.clone();
     how.cache_size = remote.cache_size;
-    how.ttl = remote.ttl;
-    how.timeout = remote.timeout;
-    how.requests = remote.requests;
+    how.ttl = remote.ttl.unwrap_or(how.ttl);
+    how.timeout = remote.timeout.unwrap_or(how.timeout);
+    how.requests = remote.requests.unwrap_or(how.requests);
     how.backing_files = options.passthrough.passthrough != Backed::Off;
-    // What follows may be a key: it is shown nowhere.
-    let (name, _) = uri.split_once('?').unwrap_or((uri, ""));
+    let name = shown(uri);
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.to_owned())?;
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
@@ -326,8 +312,14 @@ fn mount_store(
 #[cfg(not(feature = "object"))]
 fn mount_store(uri: &str, _: &Place, _: &Options, _: &mut Report) -> Result<ExitCode> {
     Err(Error::new(format!(
-        "{uri}: this uvfs was built without object stores (cargo build --features object)"
+        "{}: this uvfs was built without object stores (cargo build --features object)",
+        shown(uri)
     )))
+}
+
+/// The part of a store's URI that may be shown: what follows `?` may hold a key.
+fn shown(uri: &str) -> &str {
+    uri.split_once('?').map_or(uri, |(name, _)| name)
 }
 
 /// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that

@@ -95,27 +95,15 @@ Mount options (-o, comma separated; a later one wins):
 /// Of a larger request each slot of a queue would need more memory, and nothing gains.
 const MOST_WRITE: u32 = 2 << 20;
 
-/// How an object store is served.
-#[derive(Clone, Debug)]
+/// How an object store is served, as far as words say.
+#[derive(Clone, Debug, Default)]
 #[cfg_attr(not(feature = "object"), allow(dead_code))]
 pub struct Remote {
     pub cache_dir: Option<PathBuf>,
     pub cache_size: Option<u64>,
-    pub ttl: Duration,
-    pub timeout: Duration,
-    pub requests: usize,
-}
-
-impl Default for Remote {
-    fn default() -> Self {
-        Self {
-            cache_dir: None,
-            cache_size: None,
-            ttl: Duration::ZERO,
-            timeout: Duration::from_secs(60),
-            requests: 64,
-        }
-    }
+    pub ttl: Option<Duration>,
+    pub timeout: Option<Duration>,
+    pub requests: Option<usize>,
 }
 
 /// A mount's options.
@@ -418,14 +406,14 @@ impl Options {
             "engine" => self.engine = engine(wanted()?)?,
             "cache_dir" => self.remote.cache_dir = Some(wanted()?.into()),
             "cache_size" => self.remote.cache_size = Some(size(wanted()?)?),
-            "ttl" => self.remote.ttl = duration(wanted()?)?,
+            "ttl" => self.remote.ttl = Some(duration(wanted()?)?),
             "timeout" => match duration(wanted()?)? {
                 Duration::ZERO => return Err("has to be more than 0".into()),
-                time => self.remote.timeout = time,
+                time => self.remote.timeout = Some(time),
             },
             "requests" => {
                 let number = wanted()?.parse().ok().filter(|n| (1..=1024).contains(n));
-                self.remote.requests = number.ok_or("has to be from 1 to 1024")?;
+                self.remote.requests = Some(number.ok_or("has to be from 1 to 1024")?);
             }
             "foreground" => self.foreground = true,
             "nofail" => self.nofail = true,
