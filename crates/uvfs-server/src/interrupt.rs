@@ -4,7 +4,7 @@
 //! does; most never do. `slow.rs` finds requests that wait for long in the same table.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,23 +146,41 @@ struct UnderWay {
 
 /// Requests whose handlers wait.
 #[derive(Default)]
-pub(crate) struct Interrupts(Mutex<HashMap<u64, UnderWay>>);
+pub(crate) struct Interrupts(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    waiting: HashMap<u64, UnderWay>,
+    /// Requests that an INTERRUPT named while they did not wait: they may be about to. The oldest goes first.
+    early: VecDeque<u64>,
+}
+
+/// INTERRUPTs that are kept for requests to come. More requests than that are seldom on their way from the kernel.
+const MOST_EARLY: usize = 1024;
 
 impl Interrupts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         uvfs_sys::lock(&self.0)
     }
 
-    /// Interrupts a request. EAGAIN when it is not there (yet): the kernel then asks again for as
-    /// long as the request is under way.
+    /// Interrupts a request. EAGAIN when it does not wait (yet). The kernel then sends the INTERRUPT again for as long as
+    /// the request is under way, but not for a request of a ring: that one is interrupted here as soon as it waits.
     pub(crate) fn interrupt(&self, unique: u64) -> Result<(), Errno> {
-        let waker = match self.lock().get(&unique) {
+        let mut table = self.lock();
+        let waker = match table.waiting.get(&unique) {
             Some(waiting) => {
                 waiting.flag.store(true, Ordering::Relaxed);
                 waiting.waker.clone()
             }
-            None => return Err(Errno::AGAIN),
+            None => {
+                if !table.early.contains(&unique) {
+                    table.early.truncate(MOST_EARLY - 1);
+                    table.early.push_front(unique);
+                }
+                return Err(Errno::AGAIN);
+            }
         };
+        drop(table);
         waker.wake();
         Ok(())
     }
@@ -171,7 +189,7 @@ impl Interrupts {
     /// `most`.
     pub(crate) fn longer_than(&self, time: Duration, most: usize) -> Vec<(Waits, Instant)> {
         let late = |one: &&UnderWay| one.since.elapsed() >= time;
-        let mut found: Vec<_> = (self.lock().values().filter(late))
+        let mut found: Vec<_> = (self.lock().waiting.values().filter(late))
             .map(|one| (one.waits, one.since))
             .collect();
         found.sort_by_key(|(_, since)| *since);
@@ -183,7 +201,7 @@ impl Interrupts {
     pub(crate) fn interrupt_client(&self, client: u32) {
         let of = unique(client, 0) >> COUNT;
         let requests = self.lock();
-        let of_client = requests
+        let of_client = (requests.waiting)
             .values()
             .filter(|one| one.waits.unique >> COUNT == of);
         let wakers: Vec<_> = of_client
@@ -221,7 +239,14 @@ impl Interrupts {
                             waits,
                             since: waits.since.unwrap_or_else(Instant::now),
                         };
-                        self.lock().insert(waits.unique, waiting);
+                        let mut table = self.lock();
+                        let early = table.early.iter().position(|one| *one == waits.unique);
+                        if early.and_then(|at| table.early.remove(at)).is_some() {
+                            flag.store(true, Ordering::Relaxed);
+                            cx.waker().wake_by_ref();
+                        }
+                        table.waiting.insert(waits.unique, waiting);
+                        drop(table);
                         entered = Some(InHandler {
                             table: self,
                             unique: waits.unique,
@@ -246,7 +271,7 @@ struct InHandler<'a> {
 
 impl Drop for InHandler<'_> {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.unique);
+        self.table.lock().waiting.remove(&self.unique);
     }
 }
 
@@ -313,9 +338,23 @@ mod tests {
         assert!(table.longer_than(Duration::ZERO, 0).is_empty());
         assert_eq!(table.interrupt(7), Ok(()));
         assert_eq!(waits.as_mut().poll(&mut cx), Poll::Ready(Some(())));
-        assert!(table.lock().is_empty());
-        let mut panics =
-            pin!(table.guard(request(8), async { panic!("a panic that the test wants") }));
+        assert!(table.lock().waiting.is_empty());
+        // An INTERRUPT that comes before its request waits is not lost.
+        assert_eq!(table.interrupt(9), Err(Errno::AGAIN));
+        let mut late = pin!(table.guard(
+            request(9),
+            std::future::poll_fn(|_| match interrupted() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+        ));
+        assert!(late.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(late.as_mut().poll(&mut cx), Poll::Ready(Some(())));
+        (0..2 * MOST_EARLY as u64).for_each(|n| drop(table.interrupt(n)));
+        assert_eq!(table.lock().early.len(), MOST_EARLY);
+        let mut panics = pin!(table.guard(request(8_000), async {
+            panic!("a panic that the test wants")
+        }));
         assert_eq!(panics.as_mut().poll(&mut cx), Poll::Ready(None::<()>));
         assert!(!interrupted());
     }
