@@ -4,10 +4,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use slab::Slab;
@@ -16,7 +14,7 @@ use tokio::sync::Semaphore;
 use uvfs_io::ops;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::*;
-use uvfs_server::interrupt::is_killed;
+use uvfs_server::interrupt::until_killed;
 
 use crate::Options;
 use crate::cache::Cache;
@@ -125,7 +123,7 @@ impl ObjectFs {
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let task = self.fetch.runtime.spawn(request);
-        match until_killed(cx, task).await? {
+        match until_killed(cx, task).await.ok_or(Errno::INTR)? {
             Ok(answer) => answer,
             Err(error) => Err(Error::new(Errno::IO, "a request to the store").because(error)),
         }
@@ -292,17 +290,6 @@ impl Drop for ObjectFs {
     }
 }
 
-/// Waits, but not for longer than the caller lives.
-async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> Result<T> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|task| match future.as_mut().poll(task) {
-        Poll::Ready(done) => Poll::Ready(Ok(done)),
-        Poll::Pending if is_killed(cx) => Poll::Ready(Err(Errno::INTR.into())),
-        Poll::Pending => Poll::Pending,
-    })
-    .await
-}
-
 /// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing.
 fn cause(error: &Error) -> String {
     let text = match std::error::Error::source(error) {
@@ -441,7 +428,7 @@ impl FileSystem for ObjectFs {
         }
         let ahead = uvfs_sys::lock(window).read(range.clone(), size);
         let pieces = object.have(&self.fetch, range.clone(), ahead);
-        let pinned = match until_killed(cx, pieces).await? {
+        let pinned = match until_killed(cx, pieces).await.ok_or(Errno::INTR)? {
             Err(error) if error == Errno::NOSPC => {
                 return self.read_around(cx, object, range, data).await;
             }

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use uvfs_io::blocking::{PerUser, Pool};
 use uvfs_io::{Payload, ops, runtime};
 use uvfs_server::fs::{Context, Entry, IoHow, Node, Opened};
-use uvfs_server::interrupt;
+use uvfs_server::interrupt::until_killed;
 
 use crate::Source;
 use crate::inode::Inode;
@@ -37,7 +37,7 @@ const LEASED_OPENS: usize = 16;
 const CROWD: usize = 32;
 /// Nothing ended on a mount for so long.
 const HUNG: Duration = Duration::from_secs(5);
-/// How often a request that waits looks whether it still should.
+/// How often a request that waits looks whether its mount hangs.
 const TICK: Duration = Duration::from_millis(100);
 /// Names of which it is remembered that they lead to such mounts.
 const MOST_CROSSINGS: usize = 1024;
@@ -370,11 +370,10 @@ impl Source {
             if self.apart.waits.load(Ordering::Relaxed) > CROWD && mount.hangs() {
                 break Errno::TIMEDOUT;
             }
-            if let Some(done) = ops::within(TICK, call.as_mut()).await {
-                return done;
-            }
-            if interrupt::is_killed(cx) {
-                break Errno::INTR;
+            match ops::within(TICK, until_killed(cx, call.as_mut())).await {
+                Some(Some(done)) => return done,
+                Some(None) => break Errno::INTR,
+                None => {}
             }
         };
         match wanted.swap(false, Ordering::AcqRel) {

@@ -13,8 +13,12 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use uvfs_io::ops;
 
 use crate::fs::Context;
+
+/// How often a request whose caller had a signal looks whether another one kills it.
+const TICK: Duration = Duration::from_millis(100);
 
 type Flag = Arc<AtomicBool>;
 
@@ -50,10 +54,34 @@ pub fn interrupted() -> bool {
     })
 }
 
-/// Whether the caller of the request that is being handled, with this context, is being killed, or is a client whose
-/// session has ended. Any other signal does not count: programs do not expect EINTR from calls such as stat(2).
-pub fn is_killed(cx: &Context) -> bool {
-    interrupted() && (is_client(cx) || is_dying(cx.pid))
+/// The result of `future`; `None`, at once, when the caller of the request with this context is being killed.
+///
+/// Threads of one program may wait for each other in the kernel: for the lookup of one name, say. When the program is
+/// killed, their requests come one after another, so each has to end without delay. Other signals do not count:
+/// programs do not expect EINTR from calls such as stat(2). A client whose session ends counts as killed.
+pub async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut tick = None;
+    let mut first: Option<Signals> = None;
+    std::future::poll_fn(|task| {
+        if let Poll::Ready(done) = future.as_mut().poll(task) {
+            return Poll::Ready(Some(done));
+        }
+        let first = first.get_or_insert_with(|| Signals::at_first(cx.unique, cx.pid));
+        // The kernel says once that a signal came. A later one may kill.
+        while first.any || interrupted() {
+            if is_client(cx) || is_dying(cx.pid) {
+                return Poll::Ready(None);
+            }
+            let sleep = tick.get_or_insert_with(|| Box::pin(ops::sleep(TICK)));
+            if sleep.as_mut().poll(task).is_pending() {
+                break;
+            }
+            tick = None;
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Whether a client over shared memory sent the request with this context, and not the kernel.
@@ -72,23 +100,46 @@ pub(crate) fn unique(client: u32, count: u64) -> u64 {
     CLIENTS | client | count << 1 & ((1 << COUNT) - 1)
 }
 
-/// Whether a thread is about to die of a signal; false where that can't be seen. (Nothing that this reads
-/// waits for locks that the thread may hold.)
+/// Signals that wait for a thread, and whether one of them kills it. Nothing where that can't be seen. (Nothing that
+/// this reads waits for locks that the thread may hold.)
+#[derive(Clone, Copy, Default)]
+struct Signals {
+    any: bool,
+    kill: bool,
+}
+
+/// Whether a thread is about to die of a signal.
 pub(crate) fn is_dying(thread: u32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
-        return false;
-    };
-    let pending = |line: &str| {
-        let set = line.strip_prefix("SigPnd:");
-        let set = set.or(line.strip_prefix("ShdPnd:"))?;
-        u64::from_str_radix(set.trim(), 16).ok()
-    };
-    // The kernel makes every signal that kills into this one.
-    let kill = 1 << (libc::SIGKILL - 1);
-    status
-        .lines()
-        .filter_map(pending)
-        .any(|set| set & kill != 0)
+    Signals::of(thread).kill
+}
+
+impl Signals {
+    fn of(thread: u32) -> Self {
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
+            return Self::default();
+        };
+        let set = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+                .unwrap_or(0)
+        };
+        let pending = set("SigPnd:") | set("ShdPnd:");
+        Self {
+            any: pending & !set("SigBlk:") != 0,
+            // The kernel makes every signal that kills into this one.
+            kill: pending & 1 << (libc::SIGKILL - 1) != 0,
+        }
+    }
+
+    /// The signals that the caller of a request had when the server first looked. The kernel (Linux 6.18) sends no
+    /// INTERRUPT for a signal that comes after it has given a request to a ring's entry and before the entry is the
+    /// server's: `fuse_uring_prepare_send` sets FR_SENT without a look at FR_INTERRUPTED.
+    fn at_first(request: u64, thread: u32) -> Self {
+        match request & CLIENTS {
+            0 => Self::of(thread),
+            _ => Self::default(),
+        }
+    }
 }
 
 /// A request, and what it waits for if it has to wait.
@@ -241,7 +292,10 @@ impl Interrupts {
                         };
                         let mut table = self.lock();
                         let early = table.early.iter().position(|one| *one == waits.unique);
-                        if early.and_then(|at| table.early.remove(at)).is_some() {
+                        let early = early.and_then(|at| table.early.remove(at)).is_some();
+                        let lost = waits.cause == Cause::Lock
+                            && Signals::at_first(waits.unique, waits.pid).any;
+                        if early || lost {
                             flag.store(true, Ordering::Relaxed);
                             cx.waker().wake_by_ref();
                         }
