@@ -19,6 +19,7 @@ use super::common::words;
 use super::direct::job::DirectJob;
 use super::load::job::LoadJob;
 use super::measure::Measured;
+use super::remote::job::RemoteJob;
 use super::store::StoreJob;
 use super::wakeup::job::WakeupJob;
 use super::writeback::job::WritebackJob;
@@ -40,6 +41,8 @@ pub enum Job {
     Writeback(WritebackJob),
     /// See [`LoadJob`].
     Load(LoadJob),
+    /// See [`RemoteJob`].
+    Remote(RemoteJob),
     /// See [`StoreJob`].
     Store(StoreJob),
     /// Keep a CPU busy until the process is ended.
@@ -77,6 +80,8 @@ impl Job {
     pub fn run<T: DeserializeOwned>(&self, server: Option<&Process>) -> Result<T> {
         let limit = match self {
             Job::Wakeup(job) => PATIENCE + Duration::from_secs_f64(2.0 * job.seconds),
+            // A slow server of an object store is measured too.
+            Job::Remote(_) => 10 * PATIENCE,
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;
@@ -125,6 +130,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
         Job::Writeback(job) => job.run().context(|| "buffered writes".into())?,
+        Job::Remote(job) => job.run().context(|| words(&job.work).0)?,
         Job::Wakeup(job) => job.run().context(|| words(&job.work).0)?,
     };
     answer(&measured)

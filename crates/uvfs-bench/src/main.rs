@@ -24,6 +24,7 @@ mod load;
 mod measure;
 mod page;
 mod programs;
+mod remote;
 mod report;
 mod runner;
 mod server;
@@ -51,6 +52,7 @@ Examples:
   uvfs bench direct --quick
   uvfs bench programs --quick
   uvfs bench load --quick
+  uvfs bench remote --help
   uvfs bench wakeup --help";
 
 /// Measure file systems side by side.
@@ -82,6 +84,8 @@ enum Bench {
     Programs(programs::Args),
     /// Many processes at a time, beside busy neighbours: rate and latency, on the same sides.
     Load(load::Args),
+    /// An object store: listing, small files, streams and random reads, cold and cached; other servers.
+    Remote(remote::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -108,6 +112,7 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
         Bench::Direct(args) => direct::run(args),
         Bench::Programs(args) => programs::bench(args),
         Bench::Load(args) => load::run(args),
+        Bench::Remote(args) => remote::run(args),
         Bench::Client(args) => client::run(args),
         Bench::Man { dir } => {
             let mut command = Cli::command();

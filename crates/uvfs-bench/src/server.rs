@@ -64,6 +64,15 @@ pub enum Kind {
 
 /// Another file server, given as `NAME=COMMAND`.
 pub fn peer(text: &str) -> Result<Target, String> {
+    peer_with(text, &["{source}", "{mountpoint}"])
+}
+
+/// A server of an object store: its command has the store's address in its own way.
+pub fn remote_peer(text: &str) -> Result<Target, String> {
+    peer_with(text, &["{mountpoint}"])
+}
+
+fn peer_with(text: &str, places: &[&str]) -> Result<Target, String> {
     let (name, command) = text
         .split_once('=')
         .ok_or("write NAME='COMMAND {source} {mountpoint}'")?;
@@ -77,7 +86,7 @@ pub fn peer(text: &str) -> Result<Target, String> {
     if command.is_empty() {
         return Err("the command is empty".into());
     }
-    for place in ["{source}", "{mountpoint}"] {
+    for place in places {
         if !command.iter().any(|word| word.contains(place)) {
             return Err(format!("the command has no {place}"));
         }
@@ -193,6 +202,8 @@ impl Target {
                 // Both are UTF-8: the workspace sees to it.
                 let words = command.iter().map(|word| {
                     let word = word.replace("{source}", &source.to_string_lossy());
+                    let cache = workspace.beside("cache");
+                    let word = word.replace("{cache}", &cache.to_string_lossy());
                     OsString::from(word.replace("{mountpoint}", &mountpoint.to_string_lossy()))
                 });
                 let words: Vec<OsString> = words.collect();

@@ -1,0 +1,176 @@
+//! What a program does with the files of an object store.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::files::{BLOCK, check_block, file_name};
+use crate::measure::{Measured, Watch};
+use crate::stats::{Histogram, Latency};
+
+/// Bytes of a random read.
+const PIECE: usize = 64 << 10;
+/// Threads that read at random.
+const READERS: u64 = 16;
+
+/// The directories and files of the benchmark.
+pub const STREAM: &str = "stream";
+pub const RANDOM: &str = "random";
+pub const NAMES: &str = "names";
+pub const SMALL: &str = "small";
+
+/// A work over a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RemoteWork {
+    /// list a directory and stat(2) all that is in it
+    List,
+    /// read small files, one after another
+    Small,
+    /// read the small files again
+    SmallAgain,
+    /// read a large file from its beginning to its end
+    Stream,
+    /// read the large file again
+    StreamAgain,
+    /// 16 threads read 64 KiB at random places of a large file
+    Random,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RemoteJob {
+    /// The directory with what the store has.
+    pub path: PathBuf,
+    pub work: RemoteWork,
+    /// Small files.
+    pub files: u64,
+    /// How long random reads go on.
+    pub seconds: f64,
+}
+
+impl RemoteJob {
+    /// Does it.
+    pub fn run(&self) -> io::Result<Measured> {
+        match self.work {
+            RemoteWork::List => self.list(),
+            RemoteWork::Small | RemoteWork::SmallAgain => self.small(),
+            RemoteWork::Stream | RemoteWork::StreamAgain => self.stream(),
+            RemoteWork::Random => self.random(),
+        }
+    }
+
+    fn list(&self) -> io::Result<Measured> {
+        let watch = Watch::start();
+        let mut seen = 0;
+        for entry in fs::read_dir(self.path.join(NAMES))? {
+            fs::symlink_metadata(entry?.path())?;
+            seen += 1;
+        }
+        Ok(watch.stop(f64::from(seen)))
+    }
+
+    fn small(&self) -> io::Result<Measured> {
+        let dir = self.path.join(SMALL);
+        let watch = Watch::start();
+        let mut names: Vec<_> = fs::read_dir(&dir)?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<_>>()?;
+        names.sort();
+        if names.len() as u64 != self.files {
+            let found = names.len();
+            return Err(io::Error::other(format!("{found} files are there")));
+        }
+        for (number, path) in names.iter().enumerate() {
+            let bytes = fs::read(path)?;
+            check_block(number as u64, bytes.get(..BLOCK).unwrap_or_default())?;
+        }
+        Ok(watch.stop(names.len() as f64))
+    }
+
+    fn stream(&self) -> io::Result<Measured> {
+        let mut buffer = vec![0; 1 << 20];
+        let watch = Watch::start();
+        let mut file = File::open(self.path.join(STREAM))?;
+        let mut at = 0;
+        loop {
+            let read = file.read(&mut buffer)?;
+            if read == 0 {
+                break;
+            }
+            if at % BLOCK as u64 == 0 && read >= BLOCK {
+                check_block(at / BLOCK as u64, &buffer[..BLOCK])?;
+            }
+            at += read as u64;
+        }
+        if at != file.metadata()?.len() {
+            return Err(io::Error::other("the file ended early"));
+        }
+        Ok(watch.stop(at as f64 / f64::from(1 << 20)))
+    }
+
+    fn random(&self) -> io::Result<Measured> {
+        let file = File::open(self.path.join(RANDOM))?;
+        let pieces = file.metadata()?.len() / PIECE as u64;
+        let over = AtomicBool::new(false);
+        let watch = Watch::start();
+        let reader = |seed: u64| -> io::Result<Histogram> {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut buffer = vec![0; PIECE];
+            let mut took = Histogram::default();
+            while !over.load(Ordering::Relaxed) {
+                let piece = random.u64(..pieces);
+                let begin = std::time::Instant::now();
+                file.read_exact_at(&mut buffer, piece * PIECE as u64)?;
+                took.add(begin.elapsed().as_nanos() as u64);
+                check_block(piece * (PIECE / BLOCK) as u64, &buffer[..BLOCK])?;
+            }
+            Ok(took)
+        };
+        let all = std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..READERS)
+                .map(|seed| scope.spawn(move || reader(seed)))
+                .collect();
+            std::thread::sleep(Duration::from_secs_f64(self.seconds));
+            over.store(true, Ordering::Relaxed);
+            let mut all = Histogram::default();
+            for reader in readers {
+                all.merge(&reader.join().expect("a reader does not panic")?);
+            }
+            io::Result::Ok(all)
+        })?;
+        let mut measured = watch.stop(all.count() as f64);
+        measured.latency_us = Latency::of(&all);
+        Ok(measured)
+    }
+}
+
+/// Makes what the works read, in a directory of the store.
+pub fn fill(dir: &std::path::Path, bytes: u64, names: u64, files: u64) -> io::Result<()> {
+    let numbered = |name: &std::path::Path, blocks: std::ops::Range<u64>| {
+        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(name)?);
+        for number in blocks {
+            let mut block = [0; BLOCK];
+            block[..8].copy_from_slice(&number.to_le_bytes());
+            io::Write::write_all(&mut file, &block)?;
+        }
+        io::Write::flush(&mut file)
+    };
+    for large in [STREAM, RANDOM] {
+        numbered(&dir.join(large), 0..bytes / BLOCK as u64)?;
+    }
+    for (name, count, blocks) in [(NAMES, names, 0), (SMALL, files, 4)] {
+        fs::create_dir(dir.join(name))?;
+        for number in 0..count {
+            let path = dir.join(name).join(file_name(number));
+            numbered(&path, number..number + blocks)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! `uvfs bench remote`: an object store as a file system, cold and from the cache.
+
+pub mod job;
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::json;
+use uvfs_cli::{Context, Result};
+
+use super::client;
+use super::common::{Common, Place, words};
+use super::interrupt;
+use super::report::{JSON_HELP, Unit, Work};
+use super::runner::{Say, measure};
+use super::server::{Kind, Target, check_names, remote_peer};
+use job::{RANDOM, RemoteJob, RemoteWork, SMALL, STREAM};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench remote --objects /srv/store/bucket 's3://bucket?endpoint=http://127.0.0.1:9000' --dir /var/tmp
+  uvfs bench remote --objects /srv/store/bucket --work stream,stream-again --quick \\
+    --peer rclone='rclone mount --vfs-cache-mode full --cache-dir {cache} store:bucket {mountpoint}' \\
+    's3://bucket?endpoint=http://127.0.0.1:9000' --dir /var/tmp
+
+The store has to keep its objects as files of a directory, as gateways to a file system do. The benchmark makes
+its objects in that directory and removes them at the end. Each round gives each server an empty cache below
+--dir and does the works in their order, the second of a pair with what the first one left in the cache. As root it
+drops the kernel's page cache before each work, and reads the store's files into it for the first of a pair, so that
+the store answers from memory.
+
+The sides are:
+  native     the store's own directory
+  mount      `uvfs mount`
+
+Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
+";
+
+/// The measurements and their options.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
+pub struct Args {
+    /// The store, as `uvfs mount` takes it
+    source: String,
+    /// The directory in which the store has the objects of that bucket and prefix
+    #[arg(long, value_name = "DIR")]
+    objects: PathBuf,
+    /// The works
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        default_value = "list,small,small-again,stream,stream-again,random"
+    )]
+    work: Vec<RemoteWork>,
+    /// Another option of `uvfs mount`
+    #[arg(short = 'o', value_name = "OPTION")]
+    options: Vec<String>,
+    /// Another file server: it is run without a shell, has to stay in the foreground, and is unmounted at the end.
+    /// {cache} is an empty directory
+    #[arg(long, value_name = "NAME='COMMAND {mountpoint}'", value_parser = remote_peer)]
+    peer: Vec<Target>,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Objects, removed at the end.
+struct Objects(PathBuf);
+
+impl Objects {
+    fn make(dir: &Path, bytes: u64, names: u64, files: u64) -> Result<Self> {
+        let what = || format!("{}: making objects", dir.display());
+        let made = [STREAM, RANDOM, job::NAMES, SMALL];
+        if let Some(there) = made.iter().find(|name| dir.join(name).exists()) {
+            let there = format!("{}: is there already", dir.join(there).display());
+            return Err(uvfs_cli::Error::new(there));
+        }
+        let objects = Self(dir.to_owned());
+        job::fill(dir, bytes, names, files).context(what)?;
+        Ok(objects)
+    }
+
+    /// Reads all of a work's objects, so that the store has them in memory.
+    fn warm(&self, work: RemoteWork) -> io::Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut read = |path: PathBuf| -> io::Result<()> {
+            let mut file = File::open(path)?;
+            while file.read(&mut buffer)? > 0 {}
+            Ok(())
+        };
+        match work {
+            RemoteWork::Stream => read(self.0.join(STREAM)),
+            RemoteWork::Random => read(self.0.join(RANDOM)),
+            RemoteWork::Small => {
+                (fs::read_dir(self.0.join(SMALL))?).try_for_each(|entry| read(entry?.path()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        for file in [STREAM, RANDOM] {
+            let _ = fs::remove_file(self.0.join(file));
+        }
+        for dir in [job::NAMES, SMALL] {
+            let _ = fs::remove_dir_all(self.0.join(dir));
+        }
+    }
+}
+
+/// Empties the kernel's page cache, where that is allowed.
+fn drop_pages() {
+    rustix::fs::sync();
+    let _ = fs::write("/proc/sys/vm/drop_caches", "1");
+}
+
+/// Runs the benchmark and prints what it found.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let common = &args.common;
+    let bytes = common.pick(128 << 20, 1 << 30);
+    let (names, files) = common.pick((1_000, 100), (10_000, 1_000));
+    let seconds = common.pick(1.0, 4.0);
+    let workspace = args.place.workspace(2 * bytes)?;
+    let cache = workspace.beside("cache");
+    let mut targets = vec![Target::native()];
+    let mut options = vec!["-o".to_owned(), format!("cache_dir={}", cache.display())];
+    for option in &args.options {
+        options.extend(["-o".to_owned(), option.clone()]);
+    }
+    let (name, kind) = ("mount".into(), Kind::Uvfs { options });
+    targets.push(Target { name, kind });
+    targets.extend(args.peer.iter().cloned());
+    check_names(&targets)?;
+    let objects = Objects::make(&args.objects, bytes, names, files)?;
+    let works = args.work.iter().map(|work| {
+        let (name, title) = words(work);
+        let unit = match work {
+            RemoteWork::Stream | RemoteWork::StreamAgain => Unit::MiB,
+            _ => Unit::Op,
+        };
+        Work::new(name, title, unit)
+    });
+    let works = works.collect();
+    let settings = json!({"bytes": bytes, "names": names, "files": files});
+    let round = |_, target: &Target, say: Say<'_>| {
+        let _ = fs::remove_dir_all(&cache);
+        fs::create_dir(&cache).context(|| cache.display().to_string())?;
+        let source = match target.kind {
+            Kind::Native => args.objects.clone(),
+            _ => PathBuf::from(&args.source),
+        };
+        let running = target.start_over(&workspace, source)?;
+        let mut samples = Vec::new();
+        for &work in &args.work {
+            interrupt::check()?;
+            say(&words(&work).0);
+            drop_pages();
+            if target.kind != Kind::Native {
+                objects.warm(work).context(|| "the store's files".into())?;
+            }
+            let job = client::Job::Remote(RemoteJob {
+                path: running.path().into(),
+                work,
+                files,
+                seconds,
+            });
+            samples.push(measure(&running, &job).map_err(|e| running.blame(e))?);
+        }
+        Ok(samples)
+    };
+    common.measure("remote", &targets, works, settings, round)
+}
