@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use slab::Slab;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -19,7 +20,7 @@ use uvfs_server::interrupt::until_killed;
 use crate::Options;
 use crate::cache::Cache;
 use crate::object::{Fetch, Object};
-use crate::store::{self, Listed, Store, Version};
+use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
 use crate::window::Window;
 
@@ -27,6 +28,12 @@ use crate::window::Window;
 const TTL: Duration = Duration::from_secs(1);
 /// Threads that talk to the store.
 const WORKERS: usize = 2;
+/// Bytes of an entry of READDIRPLUS before its name.
+const DIRENTPLUS: usize = 152;
+/// Entries of one answer to READDIRPLUS that the store is asked for, at most.
+const ASKED: usize = 256;
+/// The longest target of a symbolic link.
+const TARGET_MAX: u64 = 4095;
 /// The unit of st_blocks.
 const SECTOR: u64 = 512;
 
@@ -129,47 +136,70 @@ impl ObjectFs {
         }
     }
 
-    /// The version that the store has now.
-    async fn stat(&self, cx: &Context, key: &str) -> Result<Option<Version>> {
-        let (store, key) = (self.fetch.store.clone(), key.to_owned());
-        self.ask(cx, async move { store.stat(&key).await }).await
+    /// What the store has now for each key. Names that are gone, and those that only the listing may show, have nothing.
+    async fn facts(&self, cx: &Context, keys: Vec<String>) -> Result<Vec<Option<Facts>>> {
+        let store = self.fetch.store.clone();
+        let ask = move |key: String| {
+            let store = store.clone();
+            async move {
+                match store.facts(&key).await {
+                    Err(error) if error == Errno::ACCESS => Ok(None),
+                    found => found,
+                }
+            }
+        };
+        let asked = stream::iter(keys.into_iter().map(ask));
+        let asked = asked.buffered(self.options.requests.max(1));
+        self.ask(cx, asked.try_collect()).await
     }
 
     /// Makes sure that a file's version is the store's, or was within `age`.
     async fn is_current(&self, cx: &Context, known: &Known, age: Duration) -> Result<()> {
-        if known.is_directory() {
+        if known.is_directory() && !self.options.metadata {
             return Ok(());
         }
         let asked = known.state().asked;
         if asked.is_some_and(|asked| asked.elapsed() < age) {
             return Ok(());
         }
-        match self.stat(cx, &known.key).await? {
-            Some(now) if is_now(known, Some(&now)) => Ok(()),
+        let (store, key) = (self.fetch.store.clone(), known.key.clone());
+        match self.ask(cx, async move { store.facts(&key).await }).await? {
+            Some(now) if is_now(known, &now) => Ok(()),
             // The kernel looks the name up again.
             _ => Err(Errno::STALE.into()),
         }
     }
 
     fn attr(&self, known: &Known) -> Attr {
-        let (size, modified) = match &known.state().version {
-            Some(version) => (version.size, version.modified),
-            None => (0, None),
-        };
+        let state = known.state();
+        let posix = &state.posix;
         let (kind, mode) = match known.is_directory() {
             true => (FileType::Directory, self.options.dir_mode),
             false => (FileType::RegularFile, self.options.file_mode),
         };
-        let mut attr = attr(Node(known.ino), kind, Mode::from_raw_mode(mode));
-        let (seconds, nanos) = self.begun;
-        let begun = (seconds.cast_unsigned(), nanos);
-        let time = modified.unwrap_or(begun);
-        (attr.mtime, attr.mtimensec) = time;
-        (attr.ctime, attr.ctimensec) = time;
-        (attr.atime, attr.atimensec) = time;
-        attr.size = size;
-        attr.blocks = size.div_ceil(SECTOR);
-        (attr.uid, attr.gid) = (self.options.uid, self.options.gid);
+        let (kind, rdev) = match posix.special {
+            Some(special) if kind == FileType::RegularFile => special,
+            _ => (kind, 0),
+        };
+        let mode = Mode::from_raw_mode(posix.mode.unwrap_or(mode));
+        let mut attr = attr(Node(known.ino), kind, mode);
+        attr.rdev = rdev;
+        if let Some(version) = &state.version
+            && let FileType::RegularFile | FileType::Symlink = kind
+        {
+            attr.size = version.size;
+            attr.blocks = version.size.div_ceil(SECTOR);
+        }
+        let modified = state.version.as_ref().and_then(|version| version.modified);
+        let modified = modified.map(|(seconds, nanos)| (seconds.cast_signed(), nanos));
+        let modified = modified.unwrap_or(self.begun);
+        let mtime = posix.mtime.unwrap_or(modified);
+        let unsigned = |(seconds, nanos): (i64, u32)| (seconds.cast_unsigned(), nanos);
+        (attr.mtime, attr.mtimensec) = unsigned(mtime);
+        (attr.ctime, attr.ctimensec) = unsigned(posix.ctime.unwrap_or(modified));
+        (attr.atime, attr.atimensec) = unsigned(posix.atime.unwrap_or(mtime));
+        attr.uid = posix.uid.unwrap_or(self.options.uid);
+        attr.gid = posix.gid.unwrap_or(self.options.gid);
         attr
     }
 
@@ -263,18 +293,7 @@ impl ObjectFs {
         let (fetch, object) = (self.fetch.clone(), object.clone());
         let read = async move {
             let _permit = fetch.permits.acquire().await;
-            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            let most = bytes.capacity();
-            let begin = fetch.store.fetch(&object.key, &object.version, range);
-            let mut stream = begin.await?;
-            while let Some(buffer) = fetch.store.next(&object.key, &mut stream).await? {
-                for part in buffer {
-                    let room = most - bytes.len();
-                    bytes.extend_from_slice(&part[..part.len().min(room)]);
-                }
-            }
-            fetch.store.still(&object.key, &object.version).await?;
-            Ok(bytes)
+            (fetch.store.read(&object.key, &object.version, range)).await
         };
         let bytes = self.ask(cx, read).await?;
         data.copy_in(0, &bytes);
@@ -334,6 +353,10 @@ impl FileSystem for ObjectFs {
             | InitFlags::NO_EXPORT_SUPPORT
             | InitFlags::PARALLEL_DIROPS;
         config.wanted -= InitFlags::WRITEBACK_CACHE | InitFlags::EXPORT_SUPPORT;
+        // An answer with attributes costs a request for each name: only what looks at them gets it.
+        if self.options.metadata {
+            config.wanted |= InitFlags::READDIRPLUS_AUTO;
+        }
         if self.options.backing_files && config.offered.contains(InitFlags::PASSTHROUGH) {
             config.wanted |= InitFlags::PASSTHROUGH;
             config.max_stack_depth = 1;
@@ -351,15 +374,16 @@ impl FileSystem for ObjectFs {
         let key = child(&*self.known(parent)?, name)?;
         let directory = format!("{key}/");
         let (store, file, below) = (self.fetch.store.clone(), key.clone(), directory.clone());
-        let both = async move {
-            let (file, any) =
-                futures_util::future::join(store.stat(&file), store.holds(&below)).await;
-            Ok((file?, any?))
+        let all = async move {
+            let asked = (store.stat(&file), store.holds(&below), store.facts(&below));
+            let (file, any, marker) = futures_util::future::join3(asked.0, asked.1, asked.2).await;
+            let (file, any) = (file?, any?);
+            Ok(if any { marker? } else { file })
         };
-        let known = match self.ask(cx, both).await? {
-            (_, true) => self.tree.looked_up(directory, None),
-            (Some(version), false) => self.tree.looked_up(key, Some(version)),
-            (None, false) => return Err(Errno::NOENT.into()),
+        let known = match self.ask(cx, all).await? {
+            Some(facts) if facts.version.is_none() => self.tree.looked_up(directory, facts),
+            Some(facts) => self.tree.looked_up(key, facts),
+            None => return Err(Errno::NOENT.into()),
         };
         Ok(self.entry(&known))
     }
@@ -371,6 +395,26 @@ impl FileSystem for ObjectFs {
             self.is_current(cx, &known, self.ttl()).await?;
         }
         Ok(Attributes::new(self.attr(&known), self.ttl()))
+    }
+
+    async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
+        let known = self.known(node)?;
+        let version = known.state().version.clone().ok_or(Errno::INVAL)?;
+        let key = known.key.clone();
+        if version.size > TARGET_MAX {
+            let why = format!("object {key:?} is too long for a symbolic link");
+            return Err(Error::new(Errno::NAMETOOLONG, why));
+        }
+        let store = self.fetch.store.clone();
+        let read = async move { store.read(&key, &version, 0..version.size).await };
+        let target = self.ask(cx, read).await?;
+        match target.is_empty() || target.contains(&0) {
+            true => Err(Error::new(
+                Errno::IO,
+                format!("object {:?} is no path", known.key),
+            )),
+            false => Ok(target),
+        }
     }
 
     async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
@@ -498,25 +542,56 @@ impl FileSystem for ObjectFs {
                 return Ok(());
             }
         }
-        for (at, listed) in list.iter().enumerate().skip(first.saturating_sub(2)) {
-            let (kind, end) = match listed.version {
-                Some(_) => (FileType::RegularFile, ""),
-                None => (FileType::Directory, "/"),
+        let first = first.saturating_sub(2);
+        let key = |listed: &Listed| {
+            let end = if listed.version.is_some() { "" } else { "/" };
+            format!("{}{}{end}", known.key, listed.name)
+        };
+        // What fits into this answer.
+        let mut asked = None;
+        if plus && self.options.metadata {
+            let mut room = sink.room();
+            let mut fits = |listed: &&Listed| {
+                let size = (DIRENTPLUS + listed.name.len()).next_multiple_of(8);
+                room.checked_sub(size)
+                    .inspect(|rest| room = *rest)
+                    .is_some()
             };
-            let key = format!("{}{}{end}", known.key, listed.name);
-            let entry = |ino| DirEntry {
+            let fitting = list.iter().skip(first).take(ASKED);
+            let keys = fitting.take_while(&mut fits).map(key).collect();
+            asked = Some(self.facts(cx, keys).await?.into_iter());
+        }
+        for (at, listed) in list.iter().enumerate().skip(first) {
+            let key = key(listed);
+            let entry = |ino, kind| DirEntry {
                 ino,
                 next: at as u64 + 3,
                 kind,
                 name: listed.name.as_bytes(),
             };
-            let added = if !plus {
-                sink.add(entry(tree::ino(&key)))
-            } else if sink.fits(listed.name.len()) {
-                let found = self.tree.looked_up(key, listed.version.clone());
-                sink.add_plus(entry(found.ino), &self.entry(&found))
-            } else {
-                false
+            let facts = match &mut asked {
+                _ if !plus => None,
+                None => Some(Facts::from(listed.version.clone())),
+                Some(asked) => match asked.next() {
+                    Some(facts) => facts,
+                    None => break,
+                },
+            };
+            let added = match facts {
+                Some(facts) if sink.fits(listed.name.len()) => {
+                    let found = self.entry(&self.tree.looked_up(key, facts));
+                    let kind = FileType::from_raw_mode(found.attr.mode);
+                    sink.add_plus(entry(found.attr.ino, kind), &found)
+                }
+                _ => {
+                    let kind = match listed.version {
+                        None => FileType::Directory,
+                        // The listing does not have the type.
+                        Some(_) if self.options.metadata => FileType::Unknown,
+                        Some(_) => FileType::RegularFile,
+                    };
+                    sink.add(entry(tree::ino(&key), kind))
+                }
             };
             if !added {
                 break;

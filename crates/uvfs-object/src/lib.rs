@@ -19,6 +19,7 @@ mod cache;
 mod fs;
 mod map;
 mod object;
+mod posix;
 mod store;
 mod tree;
 mod window;
@@ -44,13 +45,16 @@ pub struct Options {
     pub requests: usize,
     /// Files that are complete in the cache are read by the kernel itself.
     pub backing_files: bool,
-    /// Owner of all files.
+    /// Types, modes, owners and times come from the objects' user metadata where they have it. Listings do not carry it, so
+    /// each name whose attributes a program asks for costs a request.
+    pub metadata: bool,
+    /// Owner of files whose metadata names none.
     pub uid: u32,
-    /// Group of all files.
+    /// Group of files whose metadata names none.
     pub gid: u32,
-    /// Permission bits of files.
+    /// Permission bits of files whose metadata has none.
     pub file_mode: u32,
-    /// Permission bits of directories.
+    /// Permission bits of directories whose metadata has none.
     pub dir_mode: u32,
 }
 
@@ -63,6 +67,7 @@ impl Default for Options {
             timeout: Duration::from_secs(60),
             requests: 64,
             backing_files: true,
+            metadata: false,
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             file_mode: 0o644,

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use uvfs_server::fs::{Error, Result};
 
 use crate::Options;
+use crate::posix::Posix;
 
 /// The longest name of a file in bytes, as in most file systems.
 pub(crate) const NAME_MAX: usize = 255;
@@ -32,21 +33,45 @@ impl Version {
     fn new(meta: &Metadata) -> Self {
         let modified = meta.last_modified().map(SystemTime::from);
         let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let etag = meta.etag().map(str::to_owned);
+        // HTTP gives the time of a single object in seconds, and listings may have it more precisely. It has to be one time
+        // to programs that compare it.
+        let nanos = |time: Duration| match etag {
+            Some(_) => 0,
+            None => time.subsec_nanos(),
+        };
         Self {
-            etag: meta.etag().map(str::to_owned),
-            modified: modified.map(|time| (time.as_secs(), time.subsec_nanos())),
+            modified: modified.map(|time| (time.as_secs(), nanos(time))),
+            etag,
             size: meta.content_length(),
         }
     }
 
-    /// Whether both describe the same contents. Listings and single objects give times of different precision, so the time
-    /// counts only where there is no ETag.
+    /// Whether both describe the same contents. An object that is put again with the same contents has another time, so the
+    /// time counts only where there is no ETag.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let same = match (&self.etag, &other.etag) {
             (Some(one), Some(two)) => one == two,
             _ => self.modified == other.modified,
         };
         same && self.size == other.size
+    }
+}
+
+/// What the store says of a file or directory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts {
+    /// `None` for a directory.
+    pub(crate) version: Option<Version>,
+    pub(crate) posix: Posix,
+}
+
+impl From<Option<Version>> for Facts {
+    fn from(version: Option<Version>) -> Self {
+        Self {
+            version,
+            posix: Posix::default(),
+        }
     }
 }
 
@@ -62,6 +87,9 @@ pub(crate) struct Listed {
 #[derive(Clone)]
 pub(crate) struct Store {
     operator: Operator,
+    /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where user
+    /// metadata counts.
+    markers: Option<Operator>,
     conditions: bool,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
@@ -98,16 +126,20 @@ impl Store {
             .with_min_delay(Duration::from_millis(100))
             .with_max_delay((options.timeout / 4).max(Duration::from_millis(100)))
             .with_max_times(RETRIES);
-        let operator = operator
-            .layer(
-                TimeoutLayer::new()
-                    .with_timeout(attempt)
-                    .with_io_timeout(attempt),
-            )
-            .layer(pauses);
+        let patient = |operator: Operator| {
+            let late = TimeoutLayer::new().with_timeout(attempt);
+            operator
+                .layer(late.with_io_timeout(attempt))
+                .layer(pauses.clone())
+        };
+        let (base, service) = (operator.base_context(), operator.base_service());
+        let bare = || patient(Operator::from_parts(base.clone(), service.clone()));
+        let markers = options.metadata.then(bare);
+        let operator = patient(operator);
         let conditions = operator.info().capability().read_with_if_match;
         Ok(Self {
             operator,
+            markers,
             conditions,
             timeout: options.timeout,
         })
@@ -132,15 +164,35 @@ impl Store {
         answer.await.map_err(late)?
     }
 
-    /// The version of an object; `None` if there is none.
-    pub(crate) async fn stat(&self, key: &str) -> Result<Option<Version>> {
-        match self.within(self.operator.stat(key)).await {
-            Ok(meta) if meta.mode() == EntryMode::DIR => Ok(None),
-            Ok(meta) => Ok(Some(Version::new(&meta))),
+    /// What the store has for a key; `None` for nothing, and for an object whose key is a directory's or the other way
+    /// round.
+    pub(crate) async fn stat(&self, key: &str) -> Result<Option<Facts>> {
+        let is_directory = is_directory(key);
+        let bare = self.markers.as_ref().filter(|_| is_directory);
+        let operator = bare.unwrap_or(&self.operator);
+        match self.within(operator.stat(key)).await {
+            Ok(meta) if is_directory != (meta.mode() == EntryMode::DIR) => Ok(None),
+            Ok(meta) => {
+                let posix = match meta.user_metadata().filter(|_| self.markers.is_some()) {
+                    Some(user) => Posix::new(|name| user.get(name)),
+                    None => Posix::default(),
+                };
+                let version = (!is_directory).then(|| Version::new(&meta));
+                Ok(Some(Facts { version, posix }))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             // A path through an object, on stores that have directories.
             Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(None),
             Err(error) => Err(failed(key, error)),
+        }
+    }
+
+    /// The same for a key that a listing has. A directory is there without a marker, too.
+    pub(crate) async fn facts(&self, key: &str) -> Result<Option<Facts>> {
+        match is_directory(key) {
+            false => self.stat(key).await,
+            true if self.markers.is_none() => Ok(Some(Facts::default())),
+            true => Ok(Some(self.stat(key).await?.unwrap_or_default())),
         }
     }
 
@@ -216,6 +268,26 @@ impl Store {
         Ok(stream)
     }
 
+    /// Reads a range of one version into memory.
+    pub(crate) async fn read(
+        &self,
+        key: &str,
+        version: &Version,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>> {
+        let most = (range.end - range.start) as usize;
+        let mut bytes = Vec::with_capacity(most);
+        let mut stream = self.fetch(key, version, range).await?;
+        while let Some(buffer) = self.next(key, &mut stream).await? {
+            for part in buffer {
+                let room = most - bytes.len();
+                bytes.extend_from_slice(&part[..part.len().min(room)]);
+            }
+        }
+        self.still(key, version).await?;
+        Ok(bytes)
+    }
+
     /// Whether requests for this version fail once the store has another.
     pub(crate) fn is_conditional(&self, version: &Version) -> bool {
         self.conditions && version.etag.is_some()
@@ -227,7 +299,7 @@ impl Store {
             return Ok(());
         }
         match self.stat(key).await? {
-            Some(now) if now.is(version) => Ok(()),
+            Some(now) if now.version.as_ref().is_some_and(|now| now.is(version)) => Ok(()),
             _ => Err(changed(key)),
         }
     }
@@ -248,6 +320,11 @@ impl Store {
 fn changed(key: &str) -> Error {
     let why = format!("object {key:?} has changed in the store");
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
+}
+
+/// Whether a key is one of a directory; the root's is empty.
+pub(crate) fn is_directory(key: &str) -> bool {
+    key.is_empty() || key.ends_with('/')
 }
 
 /// Whether OpenDAL leaves this key as it is. It cuts off white space at both ends, and would ask for another object.

@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 use uvfs_server::fs::{Node, ROOT};
 
 use crate::object::Object;
-use crate::store::Version;
+use crate::posix::Posix;
+use crate::store::{self, Facts, Version};
 
 /// A file or directory that the kernel knows.
 pub(crate) struct Known {
@@ -25,6 +26,7 @@ pub(crate) struct Known {
 pub(crate) struct State {
     /// `None` for a directory.
     pub(crate) version: Option<Version>,
+    pub(crate) posix: Posix,
     /// When the store said so.
     pub(crate) asked: Option<Instant>,
     /// The version has changed since the last open: the kernel may have pages and a size of another.
@@ -45,7 +47,7 @@ impl State {
 
 impl Known {
     pub(crate) fn is_directory(&self) -> bool {
-        self.key.is_empty() || self.key.ends_with('/')
+        store::is_directory(&self.key)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -64,7 +66,8 @@ struct Nodes {
 
 impl Tree {
     pub(crate) fn new() -> Self {
-        let root = Arc::new(known(ROOT, String::new(), None));
+        let root = Arc::new(known(ROOT, String::new(), Facts::default()));
+        root.state().asked = None;
         Self(Mutex::new(Nodes {
             by_number: HashMap::from([(ROOT.0, (root.clone(), 1))]),
             by_key: HashMap::from([(String::new(), root)]),
@@ -77,12 +80,12 @@ impl Tree {
         Some(nodes.by_number.get(&node.0)?.0.clone())
     }
 
-    /// Counts a lookup of a key, which the store has just said this of. A file that is open in another version gets
-    /// another node.
-    pub(crate) fn looked_up(&self, key: String, version: Option<Version>) -> Arc<Known> {
+    /// Counts a lookup of a key, which the store has just said this of. A file that is open in another version, or was of
+    /// another type, gets another node.
+    pub(crate) fn looked_up(&self, key: String, facts: Facts) -> Arc<Known> {
         let mut nodes = uvfs_sys::lock(&self.0);
         if let Some(known) = nodes.by_key.get(&key).cloned()
-            && is_now(&known, version.as_ref())
+            && is_now(&known, &facts)
         {
             let (_, lookups) = nodes
                 .by_number
@@ -93,7 +96,7 @@ impl Tree {
         }
         let number = nodes.next;
         nodes.next += 1;
-        let made = Arc::new(known(Node(number), key.clone(), version));
+        let made = Arc::new(known(Node(number), key.clone(), facts));
         nodes.by_number.insert(number, (made.clone(), 1));
         nodes.by_key.insert(key, made.clone());
         made
@@ -122,22 +125,25 @@ impl Tree {
 }
 
 /// Notes what the store said of a file. Whether the node can stand for that.
-pub(crate) fn is_now(known: &Known, version: Option<&Version>) -> bool {
+pub(crate) fn is_now(known: &Known, now: &Facts) -> bool {
     let mut state = known.state();
-    match (&state.version, version) {
+    // The kernel takes a node of another type for a broken one.
+    if state.posix.special != now.posix.special {
+        return false;
+    }
+    match (&state.version, &now.version) {
         (None, None) => {}
         (Some(had), Some(now)) if had.is(now) => {}
-        (Some(_), Some(now)) if !state.is_open() => {
-            state.version = Some(now.clone());
-            state.moved = true;
-        }
+        (Some(_), Some(_)) if !state.is_open() => state.moved = true,
         _ => return false,
     }
+    state.version.clone_from(&now.version);
+    state.posix = now.posix;
     state.asked = Some(Instant::now());
     true
 }
 
-fn known(node: Node, key: String, version: Option<Version>) -> Known {
+fn known(node: Node, key: String, facts: Facts) -> Known {
     let ino = match key.is_empty() {
         true => ROOT.0,
         false => ino(&key),
@@ -147,7 +153,8 @@ fn known(node: Node, key: String, version: Option<Version>) -> Known {
         ino,
         key,
         state: Mutex::new(State {
-            version,
+            version: facts.version,
+            posix: facts.posix,
             asked: Some(Instant::now()),
             ..State::default()
         }),
@@ -165,13 +172,15 @@ pub(crate) fn ino(key: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use uvfs_server::fs::FileType;
+
     use super::*;
 
-    fn version(etag: &str) -> Option<Version> {
-        Some(Version {
+    fn version(etag: &str) -> Facts {
+        Facts::from(Some(Version {
             etag: Some(etag.into()),
             ..Version::default()
-        })
+        }))
     }
 
     #[test]
@@ -195,10 +204,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_type_is_another_node() {
+        let tree = Tree::new();
+        let file = tree.looked_up("a".into(), version("1"));
+        let mut link = version("1");
+        link.posix.special = Some((FileType::Symlink, 0));
+        assert!(!is_now(&file, &link));
+        let found = tree.looked_up("a".into(), link.clone());
+        assert_ne!(found.node, file.node);
+        link.posix.mode = Some(0o700);
+        assert_eq!(tree.looked_up("a".into(), link).node, found.node);
+        assert_eq!(found.state().posix.mode, Some(0o700));
+    }
+
+    #[test]
     fn a_file_becomes_a_directory() {
         let tree = Tree::new();
         let file = tree.looked_up("a".into(), version("1"));
-        let directory = tree.looked_up("a/".into(), None);
+        let directory = tree.looked_up("a/".into(), Facts::default());
         assert_ne!(file.node, directory.node);
         assert!(directory.is_directory() && !file.is_directory());
     }

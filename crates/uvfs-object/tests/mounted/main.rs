@@ -1,5 +1,7 @@
 //! Object stores behind real mounts: each promise of docs/remote.md, over a directory of the host and over S3 (SeaweedFS).
 
+mod fake;
+mod metadata;
 mod proxy;
 mod stores;
 
@@ -10,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::mount::MountFlags;
 use uvfs_object::{ObjectFs, Options};
 use uvfs_server::{Mounted, mount};
 use uvfs_testing::{Need, has};
@@ -33,7 +36,9 @@ fn serve(uri: &str, change: impl FnOnce(&mut Options)) -> Served {
     options.cache_dir = Some(scratch.path().join("cache"));
     change(&mut options);
     let fs = ObjectFs::open(uri, options).unwrap();
-    let how = uvfs_server::Options::named("objects").read_only();
+    let mut how = uvfs_server::Options::named("objects").read_only();
+    // As the command mounts.
+    how.mount.flags |= MountFlags::NOSUID | MountFlags::NODEV;
     let mounted = mount(fs, &point, how).unwrap();
     Served { mounted, scratch }
 }
@@ -396,6 +401,7 @@ fn over_s3() {
     }
     let store = Seaweed::start();
     all(&store);
+    metadata::metadata_of_a_real_store(&store);
     keys_that_no_path_can_name_are_hidden(&store);
     a_bad_store_is_an_error_in_time(&store);
     a_reader_of_a_stalled_store_can_be_killed(&store);

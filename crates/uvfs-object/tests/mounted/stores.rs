@@ -160,6 +160,16 @@ impl Seaweed {
         self.address
     }
 
+    /// An object with user metadata.
+    pub fn put_with(&self, key: &str, contents: &str, metadata: &[(&str, &str)]) {
+        let metadata = metadata
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()));
+        let write = self.bucket.write_with(key, contents.to_owned());
+        let write = write.user_metadata(metadata.collect::<Vec<_>>());
+        self.runtime.block_on(async move { write.await }).unwrap();
+    }
+
     /// The same store by another address.
     pub fn uri_at(&self, address: SocketAddr) -> String {
         with_keys(&format!("s3://bucket?endpoint=http://{address}"))
