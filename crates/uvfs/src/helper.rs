@@ -32,8 +32,8 @@ Fstab:
 
 mount(8) runs this program, which uvfs install-helper installs, for the type fuse.uvfs. It serves the directory, or the
 XFS image, SOURCE at MOUNTPOINT, and returns when the mount answers. Options have the meaning that they have for every
-file system: nosuid and nodev hold only when asked for, or when the source is mounted so; the mount point has to be
-there, and may hold something. uvfs-mount(1) is the same from the command line.
+file system: nosuid and nodev hold only when asked for, or when the source is mounted so or is an object store; the mount
+point has to be there, and may hold something. uvfs-mount(1) is the same from the command line.
 
 Flags:
   -s             take options that are unknown
@@ -56,8 +56,8 @@ Examples:
   echo '/srv/data /mnt fuse.uvfs allow_other 0 0' >> /etc/fstab
 
 By mount(8), a mount has the words of mount(8) with the meaning they have for every file system: nosuid and
-nodev hold only when asked for (or when the source is mounted so), the mount point has to be there, and
-remount changes the flags of what is mounted. uvfs mount --help lists the words. The exit status is mount(8)'s.
+nodev hold only when asked for (or when the source is mounted so, or is an object store), the mount point has to be
+there, and remount changes the flags of what is mounted. uvfs mount --help lists the words. The exit status is mount(8)'s.
 
 Exit status: 0 installed, 1 failed, 2 wrong usage.";
 
@@ -210,7 +210,8 @@ fn act(call: &Call) -> Result<ExitCode> {
             false => change(mountpoint, &options),
         };
     }
-    if options.nofail && !source.exists() {
+    let is_store = crate::mount::store(source).is_some();
+    if options.nofail && !is_store && !source.exists() {
         return Ok(ExitCode::SUCCESS);
     }
     if !mountpoint.exists() && std::fs::symlink_metadata(mountpoint).is_err() {
@@ -219,7 +220,11 @@ fn act(call: &Call) -> Result<ExitCode> {
             mountpoint.display()
         )));
     }
-    options.flags |= inherited(source, options.passthrough.xdev)?;
+    options.flags |= match is_store {
+        // Set-user-id bits and devices of a store are those of all who write there.
+        true => MountFlags::NOSUID | MountFlags::NODEV,
+        false => inherited(source, options.passthrough.xdev)?,
+    };
     match call.fake {
         true => Ok(ExitCode::SUCCESS),
         false => crate::mount::start(source, mountpoint, options),

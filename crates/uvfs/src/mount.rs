@@ -114,7 +114,10 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
-    let uri = source.to_str().filter(|source| source.contains("://"));
+    let uri = store(source);
+    if uri.is_none() {
+        options.remote.none()?;
+    }
     let (source, image) = match uri {
         Some(_) => (source.to_owned(), None),
         None => directory_or_image(source)?,
@@ -134,6 +137,11 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         let _ = std::fs::remove_dir(&place.path);
     }
     served
+}
+
+/// The URI of a source that is an object store.
+pub fn store(source: &Path) -> Option<&str> {
+    source.to_str().filter(|source| source.contains("://"))
 }
 
 /// Finds the source on the host, and opens it if it is an image.
@@ -299,6 +307,11 @@ fn mount_store(
     how.ttl = remote.ttl.unwrap_or(how.ttl);
     how.timeout = remote.timeout.unwrap_or(how.timeout);
     how.requests = remote.requests.unwrap_or(how.requests);
+    how.metadata = remote.metadata;
+    how.uid = remote.uid.unwrap_or(how.uid);
+    how.gid = remote.gid.unwrap_or(how.gid);
+    how.file_mode = remote.file_mode.unwrap_or(how.file_mode);
+    how.dir_mode = remote.dir_mode.unwrap_or(how.dir_mode);
     how.backing_files = options.passthrough.passthrough != Backed::Off;
     let name = shown(uri);
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.to_owned())?;

@@ -86,7 +86,13 @@ Mount options (-o, comma separated; a later one wins):
   timeout=TIME               object stores: a request without progress for so long is EIO (default
                              60 s)
   requests=NUMBER            object stores: requests for data at a time (default 64)
-                             Object stores are read-only so far.
+  uid=NUMBER, gid=NUMBER     object stores: owner and group of all files (default those who mount)
+  file_mode=MODE, dir_mode=MODE
+                             object stores: permissions in octal (default 644 and 755)
+  metadata                   object stores: types, modes, owners and times come from user metadata,
+                             as s3fs and rclone write it, where an object has it. That costs a
+                             request for each name whose attributes a program looks at
+                             Object stores are read-only so far, and nosuid and nodev by mount(8), too.
   nofail                     by mount(8): a source that does not exist is no failure
   remount                    by mount(8): changes the options above down to strictatime, and no other
   defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*, comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand
@@ -104,6 +110,30 @@ pub struct Remote {
     pub ttl: Option<Duration>,
     pub timeout: Option<Duration>,
     pub requests: Option<usize>,
+    pub metadata: bool,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub file_mode: Option<u32>,
+    pub dir_mode: Option<u32>,
+}
+
+impl Remote {
+    /// Refuses words that a directory or image would be served without.
+    pub fn none(&self) -> Result<()> {
+        let owners = "owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)";
+        let modes = "modes are the source's; change them there";
+        let words = [
+            ("uid", self.uid, owners),
+            ("gid", self.gid, owners),
+            ("file_mode", self.file_mode, modes),
+            ("dir_mode", self.dir_mode, modes),
+        ];
+        let given = words.into_iter().filter(|(_, value, _)| value.is_some());
+        let errors = given.map(|(word, _, why)| {
+            Error::usage(format!("-o {word}: only for object stores ({why})"))
+        });
+        Error::all(errors).map_or(Ok(()), Err)
+    }
 }
 
 /// A mount's options.
@@ -163,15 +193,15 @@ macro_rules! words {
 
 /// Words with a value; `passthrough` may have one, and so may `user`.
 const VALUES: &[&str] = words! {
-    attr_timeout cache cache_dir cache_size comment engine entry_timeout fsname helper max_read
-    max_readahead max_write memory negative_timeout passthrough requests slow spin_us subtype timeout
-    transport ttl uhelper user wait
+    attr_timeout cache cache_dir cache_size comment dir_mode engine entry_timeout file_mode fsname gid
+    helper max_read max_readahead max_write memory negative_timeout passthrough requests slow spin_us
+    subtype timeout transport ttl uhelper uid user wait
 };
 
 /// Words without one, but for those in [`FLAGS`].
 const PLAIN: &[&str] = words! {
     allow_other auto_cache auto_unmount default_permissions direct_io foreground host_locks
-    kernel_cache nofail nonempty nopassthrough remount uncached writeback xdev
+    kernel_cache metadata nofail nonempty nopassthrough remount uncached writeback xdev
 };
 
 /// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
@@ -272,6 +302,21 @@ pub fn memory(word: &str) -> Result<u64, String> {
         return Err(format!("at least {}M are needed", LEAST >> 20));
     }
     Ok(size)
+}
+
+/// The number of a user or group.
+fn owner(word: &str) -> Result<u32, String> {
+    // All ones means "leave it" to chown(2).
+    let number = word.parse().ok().filter(|id| *id != u32::MAX);
+    number.ok_or_else(|| format!("{word:?} is no number (id -u NAME and id -g NAME give it)"))
+}
+
+/// Permission bits. Programs would run as another user with those of set-user-id.
+fn permissions(word: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(word, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| format!("{word:?} is no octal number from 0 to 777"))
 }
 
 impl Options {
@@ -415,6 +460,11 @@ impl Options {
                 let number = wanted()?.parse().ok().filter(|n| (1..=1024).contains(n));
                 self.remote.requests = Some(number.ok_or("has to be from 1 to 1024")?);
             }
+            "metadata" => self.remote.metadata = true,
+            "uid" => self.remote.uid = Some(owner(wanted()?)?),
+            "gid" => self.remote.gid = Some(owner(wanted()?)?),
+            "file_mode" => self.remote.file_mode = Some(permissions(wanted()?)?),
+            "dir_mode" => self.remote.dir_mode = Some(permissions(wanted()?)?),
             "foreground" => self.foreground = true,
             "nofail" => self.nofail = true,
             "remount" => self.remount = true,
@@ -461,9 +511,36 @@ mod tests {
             "max_write=5000",
             "attr_timeout",
             "attr_timeout=-1",
+            "uid=root",
+            "gid=-1",
+            "uid=4294967295",
+            "file_mode=4755",
+            "file_mode=rw",
+            "dir_mode=0x1ff",
+            "dir_mode",
+            "metadata=1",
         ] {
             assert_eq!(options.parse([bad]).unwrap_err().code(), 2, "{bad}");
         }
+    }
+
+    /// Owners and modes are for what has none of its own.
+    #[test]
+    fn owners_and_modes_of_stores() {
+        let mut options = Options::default();
+        options
+            .parse("uid=0,gid=100,file_mode=0640,dir_mode=750,metadata".split(','))
+            .unwrap();
+        let remote = &options.remote;
+        assert_eq!((remote.uid, remote.gid), (Some(0), Some(100)));
+        assert_eq!(
+            (remote.file_mode, remote.dir_mode),
+            (Some(0o640), Some(0o750))
+        );
+        assert!(remote.metadata);
+        let error = remote.none().unwrap_err();
+        assert_eq!((error.code(), error.messages().len()), (2, 4));
+        assert!(Options::default().remote.none().is_ok());
     }
 
     /// One error names all bad words, and says what to use.
@@ -475,7 +552,7 @@ mod tests {
         assert_eq!(error.code(), 2);
         let expected = [
             "-o alow_other: unknown option (did you mean allow_other?)",
-            "-o umask=022: not offered (modes are the source's; change them there)",
+            "-o umask=022: not offered (modes are the source's, but object stores have file_mode and dir_mode)",
             "-o ro=1: takes no value",
             "-o cache=alway: \"alway\" is none of auto, always, never (did you mean always?)",
             "-o zzz: unknown option (uvfs mount --help lists them)",

@@ -39,12 +39,11 @@ const FOREIGN: &[(&str, Foreign)] = words! {
     context Not("the files have the SELinux contexts of the source");
     debug Not("use UVFS_LOG=debug uvfs mount --foreground");
     defcontext Not("the files have the SELinux contexts of the source");
-    dmask Not("modes are the source's; change them there");
+    dmask Not("modes are the source's, but object stores have file_mode and dir_mode");
     drop_privileges Not("a root server of a directory drops what it does not need; else mount as that user");
     fd Not("the server opens /dev/fuse; leave it out");
-    fmask Not("modes are the source's; change them there");
+    fmask Not("modes are the source's, but object stores have file_mode and dir_mode");
     fscontext Not("the files have the SELinux contexts of the source");
-    gid Not("owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)");
     group_id Not("the server fills it in; leave it out");
     hard_remove Always;
     intr Always;
@@ -80,8 +79,7 @@ const FOREIGN: &[(&str, Foreign)] = words! {
     splice_read Always;
     splice_write Always;
     sync_read Not("reads are asynchronous; leave it out");
-    uid Not("owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)");
-    umask Not("modes are the source's; change them there");
+    umask Not("modes are the source's, but object stores have file_mode and dir_mode");
     use_ino Always;
     user_id Not("the server fills it in; leave it out");
     writeback_cache Is("writeback");

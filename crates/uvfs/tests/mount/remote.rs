@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -86,4 +87,62 @@ fn a_store_that_can_not_be_had_is_an_error() {
         assert!(!outcome.stderr.contains("secret_access_key"), "{outcome}");
         assert!(!at.exists(), "{outcome}");
     }
+}
+
+/// Owners and modes are the options', and only a store takes them.
+#[test]
+fn owners_and_modes_by_options() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (uri, _) = store(&scratch);
+    fs::create_dir(scratch.path("store/dir")).unwrap();
+    let at = scratch.dir("mount");
+    let words = "uid=1234,gid=5678,file_mode=0640,dir_mode=711";
+    run(mount(&scratch, &uri, &at).args(["-o", words])).ok();
+    for (name, mode) in [("file", 0o100_640), ("dir", 0o040_711), ("", 0o040_711)] {
+        let meta = fs::metadata(at.join(name)).unwrap();
+        assert_eq!(
+            (meta.mode(), meta.uid(), meta.gid()),
+            (mode, 1234, 5678),
+            "{name}"
+        );
+    }
+    run(uvfs().arg("umount").arg(&at)).ok();
+    let outcome = run(uvfs()
+        .args(["mount", "-o", words])
+        .arg(scratch.path("store"))
+        .arg(&at));
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(
+        outcome.stderr.contains("-o uid: only for object stores"),
+        "{outcome}"
+    );
+}
+
+/// By mount(8) a store is mounted without the rights of its writers, and `nofail` mounts one that is there.
+#[test]
+fn a_store_by_the_helper() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (uri, content) = store(&scratch);
+    let at = scratch.dir("mount");
+    let cache = scratch.path("cache");
+    let mut helper = uvfs();
+    helper
+        .arg0("mount.fuse.uvfs")
+        .args([uri.as_ref(), at.as_os_str()]);
+    helper
+        .arg("-o")
+        .arg(format!("nofail,cache_dir={}", cache.display()));
+    run(&mut helper).ok();
+    let line = mounted(&at).expect("it is mounted");
+    for flag in ["nosuid", "nodev", "ro"] {
+        assert!(line.options.iter().any(|option| option == flag), "{flag}");
+    }
+    assert!(fs::read(at.join("file")).unwrap() == content);
+    run(uvfs().arg("umount").arg(&at)).ok();
 }
