@@ -79,7 +79,7 @@ impl ObjectFs {
             .build()?;
         let probe = store.clone();
         let answer = runtime.block_on(async move { probe.holds("").await });
-        answer.map_err(|error| io::Error::other(cause(&error)))?;
+        answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = Arc::new(Cache::open(&dir, &store.name(), options.cache_size)?);
         let fetch = Fetch {
@@ -309,18 +309,6 @@ impl Drop for ObjectFs {
     }
 }
 
-/// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing.
-fn cause(error: &Error) -> String {
-    let text = match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
-    };
-    match text.split_once(" => ") {
-        Some((_, why)) => why.to_owned(),
-        None => text,
-    }
-}
-
 fn default_dir() -> io::Result<PathBuf> {
     let dir = |name| std::env::var_os(name).map(PathBuf::from);
     let cache = dir("XDG_CACHE_HOME").filter(|path| path.is_absolute());
@@ -372,6 +360,9 @@ impl FileSystem for ObjectFs {
 
     async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let key = child(&*self.known(parent)?, name)?;
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
         let directory = format!("{key}/");
         let (store, file, below) = (self.fetch.store.clone(), key.clone(), directory.clone());
         let all = async move {

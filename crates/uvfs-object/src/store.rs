@@ -91,8 +91,29 @@ pub(crate) struct Store {
     /// metadata counts.
     markers: Option<Operator>,
     conditions: bool,
+    /// The longest key in bytes.
+    key_max: usize,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
+}
+
+/// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing, and what the store answered.
+fn words(error: &opendal::Error) -> String {
+    let text = error.to_string();
+    let (before, why) = text.split_once(" => ").unwrap_or(("", &text));
+    let quoted: Vec<_> = why.split('"').collect();
+    match quoted[..] {
+        ["S3Error { code: ", code, ", message: ", message, ..] => format!("{code}: {message}"),
+        // An answer to HEAD has no text.
+        [""] => match before
+            .split_once("status: ")
+            .and_then(|(_, rest)| rest.split_once(','))
+        {
+            Some((status, _)) => format!("HTTP status {status}"),
+            None => error.kind().to_string(),
+        },
+        _ => why.to_owned(),
+    }
 }
 
 /// An error of the store, with the object's name for the log.
@@ -105,7 +126,12 @@ fn failed(key: &str, error: opendal::Error) -> Error {
         ErrorKind::Unsupported => Errno::OPNOTSUPP,
         _ => Errno::IO,
     };
-    Error::new(errno, format!("object {key:?}")).because(error)
+    let why = words(&error);
+    match key {
+        // All of them.
+        "" => Error::new(errno, why),
+        _ => Error::new(errno, format!("object {key:?}: {why}")),
+    }
 }
 
 impl Store {
@@ -136,13 +162,25 @@ impl Store {
         let bare = || patient(Operator::from_parts(base.clone(), service.clone()));
         let markers = options.metadata.then(bare);
         let operator = patient(operator);
-        let conditions = operator.info().capability().read_with_if_match;
+        let info = operator.info();
+        let conditions = info.capability().read_with_if_match;
+        // S3, GCS and Azure have this limit, the root included; directories have that of a path.
+        let key_max = match info.scheme() {
+            "fs" => usize::MAX,
+            _ => 1024_usize.saturating_sub(info.root().trim_start_matches('/').len()),
+        };
         Ok(Self {
             operator,
             markers,
             conditions,
+            key_max,
             timeout: options.timeout,
         })
+    }
+
+    /// Whether an object may have this key.
+    pub(crate) fn takes(&self, key: &str) -> bool {
+        key.len() <= self.key_max
     }
 
     /// A name that tells this store from others.

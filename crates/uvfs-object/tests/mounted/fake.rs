@@ -26,8 +26,8 @@ pub struct Bucket {
     /// `HEAD key`, `GET key` and `LIST prefix`.
     pub asked: Vec<String>,
     puts: u64,
-    /// Every answer is this error instead: its status, and the code that S3 has for it.
-    pub refuses: Option<(u16, &'static str)>,
+    /// So many answers are this error instead: its status, and the code that S3 has for it.
+    pub refuses: Option<(u16, &'static str, u32)>,
 }
 
 impl Bucket {
@@ -71,9 +71,18 @@ impl Fake {
         Self { address, bucket }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub fn uri(&self) -> String {
+        self.uri_at(self.address)
+    }
+
+    /// The same store by another address.
+    pub fn uri_at(&self, address: SocketAddr) -> String {
         let keys = "region=r&access_key_id=k&secret_access_key=s";
-        format!("s3://bucket/p?endpoint=http://{}&{keys}", self.address)
+        format!("s3://bucket/p?endpoint=http://{address}&{keys}")
     }
 
     pub fn bucket(&self) -> MutexGuard<'_, Bucket> {
@@ -138,7 +147,8 @@ fn serve(client: &TcpStream, bucket: &Mutex<Bucket>) -> Option<()> {
         let mut bucket = bucket.lock().unwrap();
         let (head, body) = match key.strip_prefix('/') {
             _ if bucket.refuses.is_some() => {
-                let (status, code) = bucket.refuses.unwrap();
+                let (status, code, times) = bucket.refuses.unwrap();
+                bucket.refuses = (times > 1).then_some((status, code, times - 1));
                 let body =
                     format!("<Error><Code>{code}</Code><Message>of a test</Message></Error>");
                 (format!("{status} No"), body.into_bytes())

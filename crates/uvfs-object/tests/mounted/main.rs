@@ -1,5 +1,6 @@
 //! Object stores behind real mounts: each promise of docs/remote.md, over a directory of the host and over S3 (SeaweedFS).
 
+mod bad;
 mod fake;
 mod metadata;
 mod proxy;
@@ -9,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::mount::MountFlags;
@@ -404,7 +405,6 @@ fn over_s3() {
     metadata::metadata_of_a_real_store(&store);
     keys_that_no_path_can_name_are_hidden(&store);
     a_bad_store_is_an_error_in_time(&store);
-    a_reader_of_a_stalled_store_can_be_killed(&store);
     a_bucket_that_is_missing_is_refused(&store);
 }
 
@@ -454,35 +454,6 @@ fn a_bad_store_is_an_error_in_time(store: &Seaweed) {
         file.read_exact_at(&mut data, at as u64).unwrap();
         assert!(data == content[at..][..64 << 10], "after {mode:?}");
     }
-}
-
-/// A program that waits for a stalled store can be killed long before the deadline.
-fn a_reader_of_a_stalled_store_can_be_killed(store: &Seaweed) {
-    let content = bytes(3 * MIB, 5);
-    store.put("stalled", &content);
-    let proxy = Proxy::start(store.address());
-    let served = serve(&store.uri_at(proxy.address()), |options| {
-        options.ttl = Duration::from_secs(600);
-    });
-    fs::metadata(served.at("stalled")).unwrap();
-    proxy.set(Mode::Stall);
-    let mut reader = (Command::new("tail").args(["-c", "100000"]))
-        .arg(served.at("stalled"))
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(reader.try_wait().unwrap().is_none(), "it waits");
-    let begun = Instant::now();
-    reader.kill().unwrap();
-    reader.wait().unwrap();
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begun.elapsed()
-    );
-    proxy.set(Mode::Pass);
-    assert!(fs::read(served.at("stalled")).unwrap() == content);
 }
 
 fn a_bucket_that_is_missing_is_refused(store: &Seaweed) {
