@@ -285,7 +285,7 @@ impl Store {
         version: &Version,
         range: Range<u64>,
     ) -> Result<BufferStream> {
-        let error = |error| failed(key, error);
+        let error = |error| unread(key, error);
         let mut reader = self.operator.reader_with(key);
         if let Some(etag) = &version.etag
             && self.conditions
@@ -350,13 +350,21 @@ impl Store {
     ) -> Result<Option<opendal::Buffer>> {
         let next = async { stream.next().await.transpose() };
         let next = self.within(next).await;
-        next.map_err(|error| failed(key, error))
+        next.map_err(|error| unread(key, error))
     }
 }
 
-/// Another version of the object has taken the place of the one that is read.
+/// An error of a request for the contents of a version. Programs do not expect ENOENT of an open file.
+fn unread(key: &str, error: opendal::Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound => changed(key),
+        _ => failed(key, error),
+    }
+}
+
+/// The version that is read is gone, or another has taken its place.
 fn changed(key: &str) -> Error {
-    let why = format!("object {key:?} has changed in the store");
+    let why = format!("object {key:?} has changed in the store, or is gone");
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
 }
 

@@ -19,6 +19,7 @@ use uvfs_testing::{Need, has};
 
 use crate::fake::Fake;
 use crate::proxy::{Mode, Proxy};
+use crate::stores::At;
 use crate::{MIB, bytes, serve};
 
 /// What the mounts of this process have logged.

@@ -6,6 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::stores::At;
+
 /// Keys of one answer to a listing, as in S3.
 const PAGE: usize = 1000;
 
@@ -75,10 +77,6 @@ impl Fake {
         self.address
     }
 
-    pub fn uri(&self) -> String {
-        self.uri_at(self.address)
-    }
-
     /// The same store by another address.
     pub fn uri_at(&self, address: SocketAddr) -> String {
         let keys = "region=r&access_key_id=k&secret_access_key=s";
@@ -87,6 +85,25 @@ impl Fake {
 
     pub fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.bucket.lock().unwrap()
+    }
+}
+
+impl At for Fake {
+    fn uri(&self) -> String {
+        self.uri_at(self.address)
+    }
+
+    fn put(&self, key: &str, contents: &[u8]) {
+        self.bucket().put(&format!("p/{key}"), contents);
+    }
+
+    fn put_directory(&self, key: &str) {
+        self.put(&format!("{key}/"), b"");
+    }
+
+    fn remove(&self, key: &str) {
+        let gone = self.bucket().objects.remove(&format!("p/{key}"));
+        assert!(gone.is_some());
     }
 }
 

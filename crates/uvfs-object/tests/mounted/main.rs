@@ -1,8 +1,10 @@
 //! Object stores behind real mounts: each promise of docs/remote.md, over a directory of the host and over S3 (SeaweedFS).
 
 mod bad;
+mod cluster;
 mod fake;
 mod metadata;
+mod model;
 mod proxy;
 mod stores;
 
@@ -386,6 +388,8 @@ fn all(store: &(impl At + Sync)) {
     versions_are_never_mixed(store);
     a_next_mount_uses_the_cache(store);
     the_cache_has_a_limit(store);
+    model::random_calls(store);
+    model::versions_under_readers(store);
 }
 
 #[test]
@@ -397,7 +401,7 @@ fn over_a_directory_of_the_host() {
 
 #[test]
 fn over_s3() {
-    if !has(&[Need::Fuse, Need::Program("weed")]) {
+    if !has(&[Need::Fuse, Need::Program("weed"), Need::Program("setpriv")]) {
         return;
     }
     let store = Seaweed::start();

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,10 @@ use tokio::runtime::Runtime;
 
 const KEY: &str = "tests";
 const SECRET: &str = "of-uvfs-object";
+/// Volume servers of a cluster.
+const VOLUMES: usize = 3;
+/// Where all servers of a store listen.
+const LOOPBACK: [&str; 2] = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"];
 
 /// A store that a test fills.
 pub trait At {
@@ -64,9 +69,10 @@ impl At for DirectoryStore {
     }
 }
 
-/// A SeaweedFS of its own: a master, a volume server and a filer with S3, on loopback.
+/// A SeaweedFS of its own: a master, volume servers and a filer with S3, on loopback.
 pub struct Seaweed {
-    process: Child,
+    /// One that is all of it, or a cluster's: volume servers first.
+    processes: Vec<Child>,
     address: SocketAddr,
     bucket: Operator,
     runtime: Runtime,
@@ -90,35 +96,84 @@ fn with_keys(uri: &str) -> String {
     format!("{uri}&access_key_id={KEY}&secret_access_key={SECRET}&region=us-east-1")
 }
 
+/// A server of SeaweedFS, which ends with the test's thread however that ends.
+fn weed(dir: &Path, what: &str, args: &[String]) -> Child {
+    let data = dir.join(what);
+    fs::create_dir(&data).unwrap();
+    let log = fs::File::create(data.join("log")).unwrap();
+    let program = what.trim_end_matches(|c: char| c.is_ascii_digit());
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "weed", program])
+        .args(LOOPBACK)
+        .args(args);
+    command.current_dir(&data).stdin(Stdio::null());
+    command
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+/// The file that has the keys.
+fn identities(dir: &Path) -> String {
+    let config = dir.join("s3.json");
+    let identities = format!(
+        r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],"actions":["Admin","Read","Write","List"]}}]}}"#
+    );
+    fs::write(&config, identities).unwrap();
+    config.display().to_string()
+}
+
 impl Seaweed {
+    /// One process.
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("s3.json");
-        let identities = format!(
-            r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],"actions":["Admin","Read","Write","List"]}}]}}"#
-        );
-        fs::write(&config, identities).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port()));
-        let log = fs::File::create(dir.path().join("log")).unwrap();
-        let process = Command::new("weed")
-            .args([
-                "server",
-                "-filer",
-                "-s3",
-                "-ip=127.0.0.1",
-                "-ip.bind=127.0.0.1",
-                "-volume.max=20",
-            ])
-            .arg(format!("-dir={}", dir.path().display()))
-            .arg(format!("-s3.config={}", config.display()))
-            .arg(format!("-s3.port={}", address.port()))
-            .args(["master", "volume", "filer"].map(|part| format!("-{part}.port={}", port())))
-            .current_dir(dir.path())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        let mut args = ["-filer", "-s3", "-dir=.", "-volume.max=20"]
+            .map(str::to_owned)
+            .to_vec();
+        args.push(format!("-s3.config={}", identities(dir.path())));
+        args.push(format!("-s3.port={}", address.port()));
+        args.extend(["master", "volume", "filer"].map(|part| format!("-{part}.port={}", port())));
+        let server = weed(dir.path(), "server", &args);
+        Self::of(vec![server], address, dir)
+    }
+
+    /// A master, three volume servers and a filer, which keep two copies of everything.
+    pub fn cluster() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port()));
+        let master = port();
+        let volume = |n| {
+            let args = [
+                "-dir=.".into(),
+                "-max=20".into(),
+                format!("-port={}", port()),
+                format!("-master=127.0.0.1:{master}"),
+            ];
+            weed(dir.path(), &format!("volume{n}"), &args)
+        };
+        let mut processes: Vec<_> = (0..VOLUMES).map(volume).collect();
+        let args = [
+            "-mdir=.".into(),
+            "-defaultReplication=001".into(),
+            format!("-port={master}"),
+        ];
+        processes.push(weed(dir.path(), "master", &args));
+        let args = [
+            "-s3".into(),
+            "-defaultReplicaPlacement=001".into(),
+            format!("-s3.config={}", identities(dir.path())),
+            format!("-s3.port={}", address.port()),
+            format!("-port={}", port()),
+            format!("-master=127.0.0.1:{master}"),
+        ];
+        processes.push(weed(dir.path(), "filer", &args));
+        Self::of(processes, address, dir)
+    }
+
+    fn of(processes: Vec<Child>, address: SocketAddr, dir: tempfile::TempDir) -> Self {
         let runtime = Runtime::new().unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
         opendal_http_transport_reqwest::install_default();
@@ -126,7 +181,7 @@ impl Seaweed {
         let uri = with_keys(&format!("s3://bucket?endpoint=http://{address}"));
         let bucket = Operator::from_uri(uri.as_str()).unwrap();
         let store = Self {
-            process,
+            processes,
             address,
             bucket,
             runtime,
@@ -134,6 +189,13 @@ impl Seaweed {
         };
         store.ready();
         store
+    }
+
+    /// kill -9 of one volume server of a cluster.
+    pub fn lose_a_volume_server(&mut self) {
+        let mut lost = self.processes.remove(0);
+        lost.kill().unwrap();
+        lost.wait().unwrap();
     }
 
     /// Waits until it takes objects. The first put makes the bucket.
@@ -198,10 +260,12 @@ impl At for Seaweed {
 
 impl Drop for Seaweed {
     fn drop(&mut self) {
-        match self.process.kill() {
-            Err(error) if error.kind() != ErrorKind::InvalidInput => eprintln!("weed: {error}"),
-            _ => {}
+        for process in &mut self.processes {
+            match process.kill() {
+                Err(error) if error.kind() != ErrorKind::InvalidInput => eprintln!("weed: {error}"),
+                _ => {}
+            }
+            let _ = process.wait();
         }
-        let _ = self.process.wait();
     }
 }
