@@ -2,7 +2,8 @@
 
 use crate::blocks::{Block, Blocks, Stream};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -31,11 +32,12 @@ const MAX_WRITE: usize = 1 << 20;
 /// Most bytes of what was read that are kept.
 const MAX_REMEMBERED: usize = 16 << 20;
 
-/// A sector.
-#[derive(Clone)]
+/// Where a sector is, in sectors.
+#[derive(Clone, Copy)]
 enum Sector {
-    Here(Box<[u8; SECTOR]>),
-    /// In the temporary file, at this place.
+    /// In memory.
+    Here(u32),
+    /// In the temporary file.
     Spilled(u32),
 }
 
@@ -46,6 +48,8 @@ type Parts = SmallVec<[Range<usize>; 2]>;
 #[derive(Default)]
 struct Sectors {
     map: BTreeMap<u64, Sector>,
+    /// Those in memory. One allocation: for one of each sector a thread's heap would grow page by page.
+    here: Vec<[u8; SECTOR]>,
     /// Sectors that are kept in memory; further ones go to the file.
     room: u64,
     file: Option<File>,
@@ -54,36 +58,51 @@ struct Sectors {
 
 impl Sectors {
     fn put(&mut self, at: u64, bytes: &[u8; SECTOR]) {
-        let full = self.map.len() as u64 - u64::from(self.spilled) >= self.room;
-        // With room, and nothing spilled, it makes no difference what is there.
-        let old = (full || self.spilled > 0).then(|| self.map.get(&at));
-        let changed = match old.flatten() {
-            Some(Sector::Spilled(place)) => self.spill(*place, bytes),
-            None if full => self.spill(self.spilled, bytes),
-            _ => None,
+        let next = self.here.len() as u32;
+        let place = match self.map.entry(at) {
+            Entry::Occupied(entry) => match *entry.get() {
+                Sector::Here(place) => {
+                    self.here[place as usize] = *bytes;
+                    return;
+                }
+                Sector::Spilled(place) => place,
+            },
+            Entry::Vacant(entry) if u64::from(next) < self.room => {
+                entry.insert(Sector::Here(next));
+                self.here.push(*bytes);
+                return;
+            }
+            Entry::Vacant(_) => self.spilled,
         };
-        self.spilled += u32::from(changed == Some(self.spilled));
-        let changed = changed.map_or_else(|| Sector::Here(Box::new(*bytes)), Sector::Spilled);
-        self.map.insert(at, changed);
+        let sector = match self.spill(place, bytes) {
+            true => {
+                self.spilled = self.spilled.max(place + 1);
+                Sector::Spilled(place)
+            }
+            false => {
+                self.here.push(*bytes);
+                Sector::Here(next)
+            }
+        };
+        self.map.insert(at, sector);
     }
 
     /// Writes to a place of the file; without it the sector stays in memory.
-    fn spill(&mut self, place: u32, bytes: &[u8; SECTOR]) -> Option<u32> {
+    fn spill(&mut self, place: u32, bytes: &[u8; SECTOR]) -> bool {
         if self.file.is_none() {
             self.file = tempfile::tempfile().ok();
         }
-        let written = self.file.as_ref()?;
-        let written = written.write_all_at(bytes, u64::from(place) * SECTOR as u64);
-        written.ok().map(|()| place)
+        let at = u64::from(place) * SECTOR as u64;
+        (self.file.as_ref()).is_some_and(|file| file.write_all_at(bytes, at).is_ok())
     }
 
-    fn get(&self, sector: &Sector) -> io::Result<[u8; SECTOR]> {
+    fn get(&self, sector: Sector) -> io::Result<[u8; SECTOR]> {
         match sector {
-            Sector::Here(bytes) => Ok(**bytes),
+            Sector::Here(place) => Ok(self.here[place as usize]),
             Sector::Spilled(place) => {
                 let mut bytes = [0; SECTOR];
                 let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-                file.read_exact_at(&mut bytes, u64::from(*place) * SECTOR as u64)?;
+                file.read_exact_at(&mut bytes, u64::from(place) * SECTOR as u64)?;
                 Ok(bytes)
             }
         }
@@ -107,10 +126,15 @@ impl Sectors {
                 missing.push(done..from);
             }
             done = to;
-            match sector {
-                Sector::Here(bytes) => buf[from..to].copy_from_slice(&bytes[skip..][..to - from]),
-                spilled => buf[from..to].copy_from_slice(&self.get(spilled)?[skip..][..to - from]),
-            }
+            let spilled;
+            let bytes = match sector {
+                Sector::Here(place) => &self.here[*place as usize],
+                sector => {
+                    spilled = self.get(*sector)?;
+                    &spilled
+                }
+            };
+            buf[from..to].copy_from_slice(&bytes[skip..][..to - from]);
         }
         if done < buf.len() {
             missing.push(done..buf.len());
@@ -148,7 +172,7 @@ pub(crate) fn remembered(base: Arc<dyn Blocks>, bound: Option<u64>) -> Arc<dyn B
 impl Overlay {
     /// Without changes. About `keep` bytes of them are kept in memory, the others in a temporary file.
     pub fn new(base: Arc<dyn Blocks>, keep: u64) -> Overlay {
-        // A sector, its box, and its place in the map.
+        // A sector, and its place in the map.
         let room = keep / (SECTOR as u64 + 48);
         let sectors = Sectors {
             room,
@@ -166,9 +190,10 @@ impl Overlay {
     pub fn snapshot(&self) -> Overlay {
         let sectors = self.sectors.read().expect("no holder panics");
         let mut copy = Overlay::new(self.base.clone(), u64::MAX);
-        let map = &mut copy.sectors.get_mut().expect("just made").map;
-        map.clone_from(&sectors.map);
-        map.retain(|_, c| matches!(c, Sector::Here(_)));
+        let of_copy = copy.sectors.get_mut().expect("just made");
+        of_copy.map.clone_from(&sectors.map);
+        (of_copy.map).retain(|_, sector| matches!(sector, Sector::Here(_)));
+        of_copy.here.clone_from(&sectors.here);
         copy
     }
 
@@ -226,7 +251,7 @@ impl Overlay {
         let mut old = [0; SECTOR];
         sectors.map.iter().any(|(at, new)| {
             let read = self.base.read_data(at * SECTOR as u64, &mut old);
-            read.is_err() || !sectors.get(new).is_ok_and(|new| old == new)
+            read.is_err() || !sectors.get(*new).is_ok_and(|new| old == new)
         })
     }
 
@@ -250,7 +275,7 @@ impl Overlay {
             sink.write(run.0 * SECTOR as u64, &std::mem::take(&mut run.1))
         };
         for (at, new) in sectors.map.iter().filter(|(at, _)| class(**at) == wanted) {
-            let new = sectors.get(new)?;
+            let new = sectors.get(*new)?;
             let same = self.base.read_data(at * SECTOR as u64, &mut old).is_ok() && old == new;
             if same {
                 continue;
