@@ -354,10 +354,28 @@ impl Target {
         wanted: &[&[Extent]],
         verifier: &'static dyn Verifier,
     ) -> Vec<Result<Buffer, BufError>> {
+        self.read_all(wanted, verifier, true)
+    }
+
+    /// As [`Target::read_many`], past the index as [`Target::read_uncached`].
+    pub fn read_many_uncached(
+        &self,
+        wanted: &[&[Extent]],
+        verifier: &'static dyn Verifier,
+    ) -> Vec<Result<Buffer, BufError>> {
+        self.read_all(wanted, verifier, false)
+    }
+
+    fn read_all(
+        &self,
+        wanted: &[&[Extent]],
+        verifier: &'static dyn Verifier,
+        cached: bool,
+    ) -> Vec<Result<Buffer, BufError>> {
         let mut plug = Plug::default();
         let begun: Vec<_> = wanted
             .iter()
-            .map(|extents| self.shared.begin(extents, verifier, true, &mut plug))
+            .map(|extents| self.shared.begin(extents, verifier, cached, &mut plug))
             .collect();
         self.shared.submit(&mut plug);
         begun
@@ -460,6 +478,11 @@ impl Target {
     /// The name of its engine.
     pub fn engine_name(&self) -> &'static str {
         self.shared.engine.name()
+    }
+
+    /// Why the device is given up, if so; see [`Engine::failure`].
+    pub fn failure(&self) -> Option<String> {
+        self.shared.engine.failure()
     }
 
     /// The use of its memory.

@@ -52,6 +52,15 @@ pub struct ObjectFs {
     begun: (i64, u32),
 }
 
+/// The threads that talk to the store, which begin at once.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("uvfs-store")
+        .enable_all()
+        .build()
+}
+
 /// An open file or directory.
 enum Open {
     File {
@@ -72,11 +81,7 @@ impl ObjectFs {
     /// can't be made or is used by too many mounts.
     pub fn open(uri: &str, options: Options) -> io::Result<Self> {
         let store = Store::open(uri, &options)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(WORKERS)
-            .thread_name("uvfs-store")
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let probe = store.clone();
         let answer = runtime.block_on(async move { probe.holds("").await });
         answer.map_err(|error| io::Error::other(error.to_string()))?;

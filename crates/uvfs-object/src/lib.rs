@@ -2,7 +2,7 @@
 //!
 //! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
 //! version of an object) and, for what is missing, `store.rs` (requests to the store). `cache.rs` owns the files of the
-//! local disk.
+//! local disk. `engine.rs` has one object as a device of the buffer cache, for an image in a store.
 //!
 //! ```no_run
 //! use uvfs_object::{ObjectFs, Options};
@@ -16,6 +16,7 @@
 //! ```
 
 mod cache;
+mod engine;
 mod fs;
 mod map;
 mod object;
@@ -27,6 +28,7 @@ mod window;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use engine::ObjectEngine;
 pub use fs::ObjectFs;
 
 /// How a store is served.

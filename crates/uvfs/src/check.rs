@@ -8,14 +8,16 @@ use std::time::Instant;
 
 use clap::ValueHint;
 use serde_json::{Value, json};
+use uvfs_buf::Target;
 use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
-use uvfs_xfs::LogState;
 use uvfs_xfs::check::{
     CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
+use uvfs_xfs::{Blocks, CachedBlocks, LogState};
 
+use crate::image::{self, remote};
 use crate::{confine, options};
 
 /// Exit status: corruption was found.
@@ -59,7 +61,7 @@ JSON: one object with
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Print one JSON object instead of lines
@@ -81,6 +83,8 @@ pub struct Args {
     /// Read through the kernel's page cache instead of past it
     #[arg(long)]
     buffered: bool,
+    #[command(flatten)]
+    store: remote::StoreArgs,
 }
 
 /// [`Prefetch`] on the command line.
@@ -117,11 +121,63 @@ pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Device, OpenError> {
     }
 }
 
+/// An image that is read for a check.
+pub(crate) enum Checked {
+    Device(Arc<DeviceBlocks>),
+    /// In a store, through a cache.
+    Remote(Arc<Target>),
+}
+
+impl Checked {
+    /// Opens an image in a store. Gives with it what is left of a bound on memory.
+    pub(crate) fn remote(
+        uri: &str,
+        store: &remote::StoreArgs,
+        memory: Option<u64>,
+    ) -> Result<(Checked, Option<u64>)> {
+        let cache = memory.map_or(image::MEMORY, |memory| image::MEMORY.min(memory / 4));
+        let engine = remote::open(uri, store).map_err(|e| e.with_code(COULD_NOT_RUN))?;
+        let target = image::remote_target(engine, cache)?;
+        let left = memory.map(|memory| memory - cache);
+        Ok((Checked::Remote(target), left))
+    }
+
+    pub(crate) fn blocks(&self) -> Arc<dyn Blocks> {
+        match self {
+            Checked::Device(blocks) => blocks.clone(),
+            Checked::Remote(target) => Arc::new(CachedBlocks::remote(target.clone())),
+        }
+    }
+
+    /// Why it can't be read any more, if so: then the findings are not the image's.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match self {
+            Checked::Device(_) => None,
+            Checked::Remote(target) => target.failure(),
+        }
+    }
+
+    fn engine(&self) -> &'static str {
+        match self {
+            Checked::Device(blocks) => blocks.engine().name(),
+            Checked::Remote(target) => target.engine_name(),
+        }
+    }
+
+    /// Reads, and bytes read.
+    fn stats(&self) -> (u64, u64) {
+        match self {
+            Checked::Device(blocks) => blocks.stats(),
+            Checked::Remote(target) => {
+                let stats = target.engine_stats();
+                (stats.reads, stats.read_bytes)
+            }
+        }
+    }
+}
+
 /// Whether a check of these blocks can keep to a bound on memory; else what is needed.
-pub(crate) fn enough(
-    memory: Option<u64>,
-    blocks: &DeviceBlocks,
-) -> std::result::Result<(), String> {
+pub(crate) fn enough(memory: Option<u64>, blocks: &dyn Blocks) -> std::result::Result<(), String> {
     let Some(memory) = memory else { return Ok(()) };
     let least = least_memory(blocks).map_err(|e| e.to_string())?;
     if memory < least {
@@ -198,34 +254,45 @@ fn verdict(outcome: &CheckOutcome) -> (&'static str, u8) {
 /// Runs the check.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let failed = |why: String| {
-        Error::new(format!("{}: {why}", args.image.display())).with_code(COULD_NOT_RUN)
+    let name = remote::shown(&args.image).display();
+    let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
+    let (checked, memory, direct) = match remote::uri(&args.image) {
+        Some(uri) => {
+            let (checked, memory) = Checked::remote(uri, &args.store, args.memory)?;
+            confine::checker();
+            (checked, memory, false)
+        }
+        None => {
+            let how = OpenOptions::default();
+            let opened = match args.buffered {
+                true => Device::open(&args.image, how),
+                false => open(&args.image, how),
+            };
+            let device = opened.map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
+            confine::checker();
+            let direct = device.is_direct();
+            let device = Arc::new(device);
+            let blocks = match args.engine {
+                Some(kind) => DeviceBlocks::new(device, kind)
+                    .map_err(|e| failed(format!("starting the {kind} engine: {e}")))?,
+                None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
+            };
+            (Checked::Device(Arc::new(blocks)), args.memory, direct)
+        }
     };
-    let how = OpenOptions::default();
-    let opened = match args.buffered {
-        true => Device::open(&args.image, how),
-        false => open(&args.image, how),
-    };
-    let device = opened.map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
-    confine::checker();
-    let direct = device.is_direct();
-    let device = Arc::new(device);
-    let blocks = match args.engine {
-        Some(kind) => DeviceBlocks::new(device, kind)
-            .map_err(|e| failed(format!("starting the {kind} engine: {e}")))?,
-        None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
-    };
-    let blocks = Arc::new(blocks);
-    enough(args.memory, &blocks).map_err(failed)?;
+    let blocks = checked.blocks();
+    let enough = enough(memory, &*blocks);
+    enough.map_err(|why| failed(checked.failure().unwrap_or(why)))?;
     let options = CheckOptions {
         threads: args.threads.map_or(0, |n| n as usize),
         prefetch: args.prefetch.into(),
-        memory: args.memory,
+        memory,
         ..CheckOptions::default()
     };
-    let outcome = shown(args.json, |progress| {
-        check(blocks.clone(), &options, progress)
-    });
+    let outcome = shown(args.json, |progress| check(blocks, &options, progress));
+    if let Some(why) = checked.failure() {
+        return Err(failed(why));
+    }
     let outcome = outcome.map_err(|e| match e {
         // Nothing is left to check it by.
         uvfs_xfs::Error::Corrupt { .. } => failed(e.to_string()).with_code(CORRUPT),
@@ -233,10 +300,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     let (verdict, code) = verdict(&outcome);
     let written = if args.json {
-        let (reads, bytes) = blocks.stats();
+        let (reads, bytes) = checked.stats();
         let value = json!({
             "verdict": verdict,
-            "image": args.image.display().to_string(),
+            "image": name.to_string(),
             "log": log_name(&outcome.log),
             "incomplete": outcome.incomplete,
             "count": outcome.count,
@@ -246,7 +313,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "passes": outcome.passes,
             "threads": options.threads,
             "prefetch": if outcome.prefetch == Prefetch::Large { "large" } else { "exact" },
-            "engine": blocks.engine().name(),
+            "engine": checked.engine(),
             "direct": direct,
             "reads": reads,
             "bytes_read": bytes,
@@ -262,7 +329,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !args.json
         && let Some(w) = outcome.log.warning()
     {
-        warn(format!("{}: {w}", args.image.display()));
+        warn(format!("{name}: {w}"));
     }
     Ok(ExitCode::from(code))
 }

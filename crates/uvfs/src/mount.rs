@@ -29,7 +29,7 @@ use uvfs_xfs::XfsFs;
 
 use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
-use crate::image;
+use crate::image::{self, Opened, remote};
 use crate::options::{self, Options};
 use crate::umount;
 
@@ -114,7 +114,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
-    let uri = store(source);
+    let uri = image::remote::uri(source);
     if uri.is_none() {
         options.remote.none()?;
     }
@@ -128,7 +128,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     }
     // Errors before the mount are reported while there still is a terminal.
     let opened = match (uri, image) {
-        (Some(uri), _) => Ok(Source::Store(uri.into())),
+        (Some(uri), _) => Ok(Source::Uri(uri.into())),
         (None, Some(device)) => Ok(Source::Image(device)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
@@ -227,8 +227,8 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
 enum Source {
     Directory(OwnedFd),
     Image(Arc<Device>),
-    /// By its URI.
-    Store(String),
+    /// An object store, or an image in one.
+    Uri(String),
 }
 
 fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Result<ExitCode> {
@@ -251,7 +251,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Res
                 })
         }
         Source::Image(device) => mount_image(&device, source, place, options, &mut report),
-        Source::Store(uri) => mount_store(&uri, place, options, &mut report),
+        Source::Uri(uri) => mount_uri(&uri, place, options, &mut report),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
@@ -277,6 +277,16 @@ fn mount_image(
 ) -> Result<ExitCode> {
     let memory = options.memory.unwrap_or(image::MEMORY);
     let opened = image::open_volume(device, options.engine, memory)?;
+    serve_image(opened, source, place, options, report)
+}
+
+fn serve_image(
+    opened: Opened,
+    source: &Path,
+    place: &Place,
+    options: &Options,
+    report: &mut Report,
+) -> Result<ExitCode> {
     // The cache gives way when the machine, or the control group, runs out of memory.
     let shrinkers = Arc::new(Shrinkers::new());
     let shrinker = opened.target.shrinker();
@@ -291,6 +301,24 @@ fn mount_image(
     mounted(fs, |_| {}, confine, source, place, &options, report)
 }
 
+/// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
+fn mount_uri(uri: &str, place: &Place, options: &Options, report: &mut Report) -> Result<ExitCode> {
+    #[cfg(feature = "object")]
+    confine::store_server();
+    let (timeout, requests) = (options.remote.timeout, options.remote.requests);
+    match remote::engine(uri, timeout, requests, false)? {
+        Some(engine) => {
+            let name = remote::shown(Path::new(uri));
+            let memory = options.memory.unwrap_or(image::MEMORY);
+            let opened = image::open_remote(engine, memory, name)?;
+            opened.warn(name);
+            serve_image(opened, name, place, options, report)
+        }
+        None if options.image => Err(remote::missing(uri)),
+        None => mount_store(uri, place, options, report),
+    }
+}
+
 /// Serves an object store until it is unmounted.
 #[cfg(feature = "object")]
 fn mount_store(
@@ -299,40 +327,31 @@ fn mount_store(
     options: &Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
-    confine::store_server();
-    let remote = &options.remote;
+    let words = &options.remote;
     let mut how = uvfs_object::Options::default();
-    how.cache_dir = remote.cache_dir.clone();
-    how.cache_size = remote.cache_size;
-    how.ttl = remote.ttl.unwrap_or(how.ttl);
-    how.timeout = remote.timeout.unwrap_or(how.timeout);
-    how.requests = remote.requests.unwrap_or(how.requests);
-    how.metadata = remote.metadata;
-    how.uid = remote.uid.unwrap_or(how.uid);
-    how.gid = remote.gid.unwrap_or(how.gid);
-    how.file_mode = remote.file_mode.unwrap_or(how.file_mode);
-    how.dir_mode = remote.dir_mode.unwrap_or(how.dir_mode);
+    how.cache_dir = words.cache_dir.clone();
+    how.cache_size = words.cache_size;
+    how.ttl = words.ttl.unwrap_or(how.ttl);
+    how.timeout = words.timeout.unwrap_or(how.timeout);
+    how.requests = words.requests.unwrap_or(how.requests);
+    how.metadata = words.metadata;
+    how.uid = words.uid.unwrap_or(how.uid);
+    how.gid = words.gid.unwrap_or(how.gid);
+    how.file_mode = words.file_mode.unwrap_or(how.file_mode);
+    how.dir_mode = words.dir_mode.unwrap_or(how.dir_mode);
     how.backing_files = options.passthrough.passthrough != Backed::Off;
-    let name = shown(uri);
-    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.to_owned())?;
+    let name = remote::shown(Path::new(uri));
+    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;
-    mounted(fs, |_| {}, || {}, Path::new(name), place, &options, report)
+    mounted(fs, |_| {}, || {}, name, place, &options, report)
 }
 
 #[cfg(not(feature = "object"))]
-fn mount_store(uri: &str, _: &Place, _: &Options, _: &mut Report) -> Result<ExitCode> {
-    Err(Error::new(format!(
-        "{}: this uvfs was built without object stores (cargo build --features object)",
-        shown(uri)
-    )))
-}
-
-/// The part of a store's URI that may be shown: what follows `?` may hold a key.
-fn shown(uri: &str) -> &str {
-    uri.split_once('?').map_or(uri, |(name, _)| name)
+fn mount_store(_: &str, _: &Place, _: &Options, _: &mut Report) -> Result<ExitCode> {
+    unreachable!("no URI could be opened")
 }
 
 /// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that

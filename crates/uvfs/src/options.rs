@@ -93,6 +93,9 @@ Mount options (-o, comma separated; a later one wins):
                              as s3fs and rclone write it, where an object has it. That costs a
                              request for each name whose attributes a program looks at
                              Object stores are read-only so far, and nosuid and nodev by mount(8), too.
+  image                      object stores: the URI names an image. Without this word it does so if
+                             the store has an object of that very key; a / at its end says that it
+                             does not. memory, timeout and requests are for these images, too.
   nofail                     by mount(8): a source that does not exist is no failure
   remount                    by mount(8): changes the options above down to strictatime, and no other
   defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*, comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand
@@ -161,6 +164,8 @@ pub struct Options {
     pub memory: Option<u64>,
     pub engine: EngineKind,
     pub remote: Remote,
+    /// The source is an image, and not a store.
+    pub image: bool,
     /// Unknown words mean nothing (`mount -s`).
     pub sloppy: bool,
     /// A source that is not there is no failure.
@@ -201,7 +206,7 @@ const VALUES: &[&str] = words! {
 /// Words without one, but for those in [`FLAGS`].
 const PLAIN: &[&str] = words! {
     allow_other auto_cache auto_unmount default_permissions direct_io foreground host_locks
-    kernel_cache metadata nofail nonempty nopassthrough remount uncached writeback xdev
+    image kernel_cache metadata nofail nonempty nopassthrough remount uncached writeback xdev
 };
 
 /// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
@@ -232,6 +237,7 @@ impl Default for Options {
             memory: None,
             engine: EngineKind::Sync,
             remote: Remote::default(),
+            image: false,
             sloppy: false,
             nofail: false,
             remount: false,
@@ -389,6 +395,7 @@ impl Options {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
             "nonempty" => self.nonempty = true,
+            "image" => self.image = true,
             "auto_unmount" => self.auto_unmount = true,
             "kernel_cache" => self.passthrough.keep_cache = KeepCache::Always,
             "auto_cache" => self.passthrough.keep_cache = KeepCache::Unchanged,

@@ -14,8 +14,9 @@ use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
-use crate::check::{enough, finding_json, json_at, open, peak_memory, shown};
+use crate::check::{Checked, enough, finding_json, json_at, open, peak_memory, shown};
 use crate::confine;
+use crate::image::remote;
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;
@@ -59,7 +60,7 @@ JSON: one object with
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
-    /// Image file or block device
+    /// Image file or block device; with -n also an image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Change nothing; say what would be done
@@ -75,6 +76,8 @@ pub struct Args {
     /// says how much, and does nothing [default: no bound]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+    #[command(flatten)]
+    store: remote::StoreArgs,
 }
 
 /// The verdict and its exit status.
@@ -88,12 +91,8 @@ fn verdict(outcome: &RepairOutcome, dry_run: bool) -> (&'static str, u8) {
     }
 }
 
-/// Runs the repair.
-pub fn run(args: Args) -> Result<ExitCode> {
-    let start = Instant::now();
-    let failed = |why: String| {
-        Error::new(format!("{}: {why}", args.image.display())).with_code(COULD_NOT_RUN)
-    };
+/// Opens an image to read it and, without -n, to write to it.
+fn open_both(args: &Args) -> Result<(Option<Arc<Device>>, Arc<Device>)> {
     let cannot_open = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
     // It claims a block device, and refuses what is mounted.
     let sink = match args.dry_run {
@@ -120,15 +119,40 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Arc::new(open(&args.image, how).map_err(cannot_open)?)
         }
     };
-    confine::checker();
-    let blocks = DeviceBlocks::best(device);
-    let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
-    enough(args.memory, &blocks).map_err(failed)?;
+    Ok((sink, device))
+}
+
+/// Runs the repair.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let name = remote::shown(&args.image).display();
+    let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
+    let (sink, checked, memory) = match remote::uri(&args.image) {
+        Some(_) if !args.dry_run => {
+            let why =
+                "an image in an object store can't be changed (-n says what a repair would do)";
+            return Err(failed(why.into()));
+        }
+        Some(uri) => {
+            let (checked, memory) = Checked::remote(uri, &args.store, args.memory)?;
+            confine::checker();
+            (None, checked, memory)
+        }
+        None => {
+            let (sink, device) = open_both(&args)?;
+            confine::checker();
+            let blocks = DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?;
+            (sink, Checked::Device(Arc::new(blocks)), args.memory)
+        }
+    };
+    let blocks = checked.blocks();
+    let enough = enough(memory, &*blocks);
+    enough.map_err(|why| failed(checked.failure().unwrap_or(why)))?;
     let options = RepairOptions {
         zero_log: args.zero_log,
         dry_run: args.dry_run,
         check: CheckOptions {
-            memory: args.memory,
+            memory,
             ..CheckOptions::default()
         },
     };
@@ -140,6 +164,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => &nowhere,
     };
     let outcome = shown(args.json, |progress| repair(blocks, to, &options, progress));
+    if let Some(why) = checked.failure() {
+        return Err(failed(why));
+    }
     let outcome = outcome.map_err(|e| match e {
         // Nothing is left to repair it by.
         RepairError::Check(uvfs_xfs::Error::Corrupt { .. }) => {
@@ -155,7 +182,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let written = if args.json {
         let value = json!({
             "verdict": verdict,
-            "image": args.image.display().to_string(),
+            "image": name.to_string(),
             "found_count": outcome.found_count,
             "found": list(&outcome.found),
             "change_count": outcome.change_count,
@@ -176,9 +203,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     written.map_err(|e| failed(e.to_string()))?;
     if outcome.dirty_log.is_some() && !args.json {
         warn(format!(
-            "{}: the log is dirty: mount the file system once to replay it and unmount it, \
-             or, if it cannot be mounted, use -L, which throws away what the log holds",
-            args.image.display()
+            "{name}: the log is dirty: mount the file system once to replay it and unmount it, \
+             or, if it cannot be mounted, use -L, which throws away what the log holds"
         ));
     }
     Ok(ExitCode::from(code))

@@ -115,8 +115,8 @@ impl Io {
         self.results.iter().find_map(|result| result.error)
     }
 
-    /// Why an engine cannot take it, if so.
-    fn refuse(&self, geometry: &Geometry) -> Option<Errno> {
+    /// Why an engine cannot take it, if so. Every engine asks before it begins.
+    pub fn refuse(&self, geometry: &Geometry) -> Option<Errno> {
         if self.op == Op::Flush {
             let empty = self.extents.is_empty() && self.memory.is_empty();
             return (!empty).then_some(Errno::INVAL);
@@ -145,8 +145,8 @@ impl Io {
         (total == 0 || total != memory).then_some(Errno::INVAL)
     }
 
-    /// Ends it before it began.
-    fn fail(&mut self, error: Errno) {
+    /// Ends it with nothing transferred.
+    pub fn fail(&mut self, error: Errno) {
         let result = ExtentResult {
             bytes: 0,
             error: Some(error),
@@ -239,7 +239,8 @@ impl EngineStats {
         self.submits += other.submits;
     }
 
-    fn count(&mut self, op: Op, result: &ExtentResult) {
+    /// Counts an extent, or a flush, that is done.
+    pub fn count(&mut self, op: Op, result: &ExtentResult) {
         let bytes = result.bytes as u64;
         match op {
             Op::Read => {
@@ -283,6 +284,11 @@ pub trait Engine: Send + Sync {
 
     /// Counters since it was made.
     fn stats(&self) -> EngineStats;
+
+    /// Why a remote device is given up, if so: all further I/O fails.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The kind of engine.

@@ -5,6 +5,7 @@ mod cluster;
 mod fake;
 mod metadata;
 mod model;
+#[allow(dead_code, reason = "shared with the tests of images in stores")]
 mod proxy;
 mod stores;
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,26 +32,38 @@ const PART: usize = 20_000;
 
 pub struct Proxy {
     address: SocketAddr,
-    mode: Arc<AtomicU8>,
+    does: Arc<Does>,
 }
 
-fn is(mode: &AtomicU8) -> Mode {
-    MODES[usize::from(mode.load(Ordering::SeqCst))]
+/// What a proxy does, and has done.
+#[derive(Default)]
+struct Does {
+    mode: AtomicU8,
+    /// Microseconds that a request takes longer.
+    delay: AtomicU64,
+    /// Bytes that the store has answered.
+    answered: AtomicU64,
+}
+
+impl Does {
+    fn mode(&self) -> Mode {
+        MODES[usize::from(self.mode.load(Ordering::SeqCst))]
+    }
 }
 
 impl Proxy {
     pub fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mode = Arc::new(AtomicU8::new(Mode::Pass as u8));
-        let shared = mode.clone();
+        let does = Arc::new(Does::default());
+        let shared = does.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let mode = shared.clone();
-                std::thread::spawn(move || connection(client, upstream, &mode));
+                let does = shared.clone();
+                std::thread::spawn(move || connection(client, upstream, &does));
             }
         });
-        Self { address, mode }
+        Self { address, does }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -60,27 +72,40 @@ impl Proxy {
 
     /// Also for connections that are there.
     pub fn set(&self, mode: Mode) {
-        self.mode.store(mode as u8, Ordering::SeqCst);
+        self.does.mode.store(mode as u8, Ordering::SeqCst);
+    }
+
+    /// Every request takes so much longer.
+    pub fn delay(&self, time: Duration) {
+        let micros = time.as_micros() as u64;
+        self.does.delay.store(micros, Ordering::SeqCst);
+    }
+
+    /// Bytes that the store has answered so far.
+    pub fn answered(&self) -> u64 {
+        self.does.answered.load(Ordering::SeqCst)
     }
 }
 
-fn connection(client: TcpStream, upstream: SocketAddr, mode: &Arc<AtomicU8>) {
+fn connection(client: TcpStream, upstream: SocketAddr, does: &Arc<Does>) {
     let Ok(server) = TcpStream::connect(upstream) else {
         return;
     };
     let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-    let requests = mode.clone();
+    let requests = does.clone();
     let up = std::thread::spawn(move || {
         let mut data = [0; 16 << 10];
         while let Ok(len @ 1..) = from.read(&mut data) {
-            match is(&requests) {
+            let delay = requests.delay.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_micros(delay));
+            match requests.mode() {
                 Mode::Pass | Mode::Cut => {
                     if to.write_all(&data[..len]).is_err() {
                         break;
                     }
                 }
                 Mode::Stall => {
-                    while is(&requests) == Mode::Stall {
+                    while requests.mode() == Mode::Stall {
                         std::thread::sleep(Duration::from_millis(20));
                     }
                 }
@@ -100,14 +125,15 @@ fn connection(client: TcpStream, upstream: SocketAddr, mode: &Arc<AtomicU8>) {
     let mut data = [0; 16 << 10];
     let mut passed = 0;
     while let Ok(len @ 1..) = from.read(&mut data) {
-        while is(mode) == Mode::Stall {
+        while does.mode() == Mode::Stall {
             std::thread::sleep(Duration::from_millis(20));
         }
-        let cut = is(mode) == Mode::Cut && passed + len > PART;
+        let cut = does.mode() == Mode::Cut && passed + len > PART;
         if cut || to.write_all(&data[..len]).is_err() {
             break;
         }
         passed += len;
+        does.answered.fetch_add(len as u64, Ordering::SeqCst);
     }
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);

@@ -13,8 +13,10 @@ use uvfs_buf::{Anything, BufError, Extent, MAX_SECTORS, Prefetch, SECTOR, Target
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 
-/// Sectors of file data that are read at a time where the device must be read past the page cache.
+/// Sectors of one read of file data where that doesn't go through the page cache.
 const DATA_SECTORS: u64 = 2048;
+/// Of the cache's memory, the part that such reads of one caller take at a time.
+const DATA_SHARE: u64 = 4;
 
 /// A device behind a buffer cache: metadata is cached there, file data is not.
 ///
@@ -22,7 +24,8 @@ const DATA_SECTORS: u64 = 2048;
 /// those units.
 pub struct CachedBlocks {
     target: Arc<Target>,
-    device: Arc<Device>,
+    /// The device, if the kernel's page cache has its data.
+    file: Option<Arc<Device>>,
     /// Readahead goes to the kernel's page cache, because the engine would read while we wait.
     advise: bool,
 }
@@ -32,11 +35,20 @@ impl CachedBlocks {
     pub fn new(target: Arc<Target>, device: Arc<Device>) -> CachedBlocks {
         // AIO waits for what is not in the page cache already, when it is told to read.
         let waits = target.engine_name() != EngineKind::Uring.name();
-        let advise = !device.is_direct() && waits;
+        let file = (!device.is_direct()).then_some(device);
         CachedBlocks {
             target,
-            device,
-            advise,
+            advise: file.is_some() && waits,
+            file,
+        }
+    }
+
+    /// Reads a device that only the engine of `target` reaches.
+    pub fn remote(target: Arc<Target>) -> CachedBlocks {
+        CachedBlocks {
+            target,
+            file: None,
+            advise: false,
         }
     }
 
@@ -113,25 +125,33 @@ impl Blocks for CachedBlocks {
     }
 
     fn data_file(&self) -> Option<BorrowedFd<'_>> {
-        (!self.device.is_direct()).then(|| self.device.as_fd())
+        self.file.as_ref().map(|file| file.as_fd())
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if !self.device.is_direct() {
-            return pread_exact(&*self.device, offset, buf);
+        if let Some(file) = &self.file {
+            return pread_exact(&**file, offset, buf);
         }
         const { assert!(DATA_SECTORS < MAX_SECTORS) };
-        let mut done = 0;
-        while done < buf.len() {
-            let at = offset + done as u64;
-            let want = (buf.len() - done).min((DATA_SECTORS * SECTOR) as usize);
-            let within = (at % SECTOR) as usize;
-            let (extent, skip) = self.widen(at / SECTOR, (within + want) as u64);
-            let read = self.target.read_uncached(&[extent], &Anything);
-            let read = read.map_err(error)?;
-            let from = skip + within;
-            buf[done..done + want].copy_from_slice(&read.read()[from..from + want]);
-            done += want;
+        let one = DATA_SECTORS * SECTOR;
+        let at_a_time = self.target.memory().limit as u64 / DATA_SHARE / one;
+        let mut at = offset;
+        for parts in buf.chunks_mut((at_a_time.max(1) * one) as usize) {
+            let mut wide = Vec::new();
+            let mut places = Vec::new();
+            for part in parts.chunks_mut(one as usize) {
+                let within = (at % SECTOR) as usize;
+                let (extent, skip) = self.widen(at / SECTOR, (within + part.len()) as u64);
+                at += part.len() as u64;
+                wide.push([extent]);
+                places.push((skip + within, part));
+            }
+            let wide: Vec<&[Extent]> = wide.iter().map(|extent| &extent[..]).collect();
+            let read = self.target.read_many_uncached(&wide, &Anything);
+            for ((from, part), read) in places.into_iter().zip(read) {
+                let read = read.map_err(error)?;
+                part.copy_from_slice(&read.read()[from..from + part.len()]);
+            }
         }
         Ok(())
     }
@@ -142,10 +162,13 @@ impl Blocks for CachedBlocks {
         if self.advise {
             for e in &wide {
                 let len = NonZeroU64::new(u64::from(e.len) * SECTOR);
-                if len.is_some() && !target.contains(&[*e]) {
+                if len.is_some()
+                    && !target.contains(&[*e])
+                    && let Some(file) = &self.file
+                {
                     // A hint: what it cannot do is done when the block is read.
                     let at = e.daddr * SECTOR;
-                    let _ = rustix::fs::fadvise(&*self.device, at, len, Advice::WillNeed);
+                    let _ = rustix::fs::fadvise(&**file, at, len, Advice::WillNeed);
                 }
             }
         } else if exact {

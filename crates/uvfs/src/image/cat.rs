@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use uvfs_cli::Result;
 use uvfs_xfs::tools;
 
-use super::Access;
+use super::{Access, Image};
 
 use crate::confine;
 
@@ -25,7 +25,7 @@ Exit status: 0 written, 1 failed, 2 wrong usage.";
 pub struct Args {
     #[command(flatten)]
     access: Access,
-    /// An image file or block device
+    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The file
@@ -34,8 +34,8 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access, confine::reader)?;
+    let image = Image::open(&args.image, &args.access, confine::reader)?;
     let out = &mut std::io::stdout().lock();
-    let outcome = tools::cat(&volume, super::bytes(&args.path), out);
-    super::finish(&args.image, &args.path, outcome, |()| ExitCode::SUCCESS)
+    let outcome = tools::cat(image.volume(), super::bytes(&args.path), out);
+    image.finish(&args.path, outcome, |()| ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use uvfs_cli::{Error, Result};
 use uvfs_xfs::tools::{self, Trust};
 
-use super::Access;
+use super::{Access, Image};
 
 use crate::confine;
 
@@ -38,7 +38,7 @@ pub struct Args {
     trusted: bool,
     #[command(flatten)]
     access: Access,
-    /// An image file or block device
+    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The path in the image to copy
@@ -50,16 +50,18 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access, |engine| {
+    let image = Image::open(&args.image, &args.access, |engine| {
         confine::copier(&args.dest, engine)
     })?;
+    let volume = image.volume();
     let path = super::bytes(&args.path);
-    let inode = volume
-        .resolve(path, false)
-        .map_err(|error| super::inside(&args.image, &args.path, error))?;
+    let inode = match volume.resolve(path, false) {
+        Ok(inode) => inode,
+        Err(error) => return image.finish(&args.path, Err(error), |()| ExitCode::SUCCESS),
+    };
     if inode.is_dir() && !args.recursive {
         let what = "a directory (-r copies it with all that is in it)";
-        return Err(super::inside(&args.image, &args.path, what));
+        return Err(image.inside(&args.path, what));
     }
     if args.dest.symlink_metadata().is_ok() && !args.dest.is_dir() {
         return Err(Error::new(format!(
@@ -67,13 +69,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
             args.dest.display()
         )));
     }
-    let report = &mut super::report(&args.image);
+    let report = &mut image.report();
     let trust = match args.trusted {
         true => Trust::Trusted,
         false => Trust::Untrusted,
     };
-    let outcome = tools::copy_out(&volume, path, &args.dest, trust, report);
-    super::finish(&args.image, &args.path, outcome, |copied| {
+    let outcome = tools::copy_out(volume, path, &args.dest, trust, report);
+    image.finish(&args.path, outcome, |copied| {
         let left = [
             (copied.devices_left_out, "devices were not made"),
             (
@@ -82,8 +84,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             ),
         ];
         for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
-            let image = args.image.display();
-            uvfs_cli::warn(format!("{image}: {count} {what} (--trusted copies them)"));
+            let name = image.name.display();
+            uvfs_cli::warn(format!("{name}: {count} {what} (--trusted copies them)"));
         }
         super::status(copied.errors + copied.devices_left_out)
     })

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use uvfs_cli::Result;
 use uvfs_xfs::tools::{self, LsOptions};
 
-use super::Access;
+use super::{Access, Image};
 
 use crate::confine;
 
@@ -44,7 +44,7 @@ pub struct Args {
     help: Option<bool>,
     #[command(flatten)]
     access: Access,
-    /// An image file or block device
+    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The path to list (default: the root)
@@ -54,7 +54,7 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access, confine::reader)?;
+    let image = Image::open(&args.image, &args.access, confine::reader)?;
     let options = LsOptions {
         long: args.long,
         recursive: args.recursive,
@@ -64,18 +64,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let listed = tools::ls(
-        &volume,
+        image.volume(),
         super::bytes(&args.path),
         options,
         &mut out,
-        &mut super::report(&args.image),
+        &mut image.report(),
     );
     let written = out.flush().map_err(|source| uvfs_xfs::Error::Output {
         what: "writing the listing".into(),
         source,
     });
     let outcome = listed.and_then(|errors| written.map(|()| errors));
-    super::finish(&args.image, &args.path, outcome, |errors| {
-        super::status(errors as u64)
-    })
+    image.finish(&args.path, outcome, |errors| super::status(errors as u64))
 }

@@ -3,6 +3,7 @@
 pub mod cat;
 pub mod cp;
 pub mod ls;
+pub mod remote;
 pub mod stat;
 
 use std::ffi::OsStr;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use uvfs_buf::Target;
 use uvfs_cli::{Context, Error, Result, complain, warn};
 use uvfs_io::device::{Device, OpenOptions};
-use uvfs_io::engine::EngineKind;
+use uvfs_io::engine::{Engine, EngineKind};
 use uvfs_xfs::tools::escape;
 use uvfs_xfs::{CachedBlocks, Volume};
 
@@ -37,6 +38,8 @@ pub struct Access {
     /// Read past the kernel's page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
+    #[command(flatten)]
+    store: remote::StoreArgs,
 }
 
 /// Opens an image or device.
@@ -50,17 +53,46 @@ pub fn open_device(path: &Path, direct: bool) -> Result<Arc<Device>> {
     Ok(Arc::new(device))
 }
 
-/// The file system on a device, read through a cache of its own.
-pub fn open_volume(device: &Arc<Device>, engine: EngineKind, memory: u64) -> Result<Opened> {
-    let name = || device.path().display().to_string();
-    let config = uvfs_buf::Config {
+fn config(memory: u64) -> uvfs_buf::Config {
+    uvfs_buf::Config {
         limit: usize::try_from(memory).unwrap_or(usize::MAX),
         ..uvfs_buf::Config::default()
-    };
-    let target = Target::open(device.clone(), engine, config)
-        .context(|| format!("{}: the {engine} engine", name()))?;
+    }
+}
+
+/// A cache of a device that only an engine reaches.
+pub fn remote_target(engine: Arc<dyn Engine>, memory: u64) -> Result<Arc<Target>> {
+    let target = Target::with_engine(engine, config(memory));
+    Ok(Arc::new(target.context(|| "the cache of metadata".into())?))
+}
+
+/// The file system on a device, read through a cache of its own.
+pub fn open_volume(device: &Arc<Device>, engine: EngineKind, memory: u64) -> Result<Opened> {
+    let target = Target::open(device.clone(), engine, config(memory))
+        .context(|| format!("{}: the {engine} engine", device.path().display()))?;
     let target = Arc::new(target);
     let blocks = CachedBlocks::new(target.clone(), device.clone());
+    opened(target, blocks, device.path())
+}
+
+/// The file system of an image in a store, read through a cache of its own.
+pub fn open_remote(engine: Arc<dyn Engine>, memory: u64, name: &Path) -> Result<Opened> {
+    let target = remote_target(engine, memory)?;
+    let volume = opened(target.clone(), CachedBlocks::remote(target.clone()), name);
+    match given_up(&target, name) {
+        Some(error) => Err(error),
+        None => volume,
+    }
+}
+
+/// The error of an image whose device was given up.
+fn given_up(target: &Target, name: &Path) -> Option<Error> {
+    let why = target.failure()?;
+    Some(Error::new(format!("{}: {why}", name.display())))
+}
+
+fn opened(target: Arc<Target>, blocks: CachedBlocks, name: &Path) -> Result<Opened> {
+    let name = || name.display().to_string();
     if target.geometry().size < uvfs_buf::SECTOR {
         return Err(Error::new(format!(
             "{}: not an XFS file system (it has {} bytes)",
@@ -90,48 +122,81 @@ impl Opened {
     }
 }
 
-/// Opens an image as the command line says, and warns. `confine` confines all that reads it from then on.
-fn open(path: &Path, access: &Access, confine: impl FnOnce(EngineKind)) -> Result<Volume> {
-    let device = open_device(path, access.direct)?;
-    confine(access.engine);
-    let opened = open_volume(&device, access.engine, access.memory)?;
-    opened.warn(path);
-    Ok(opened.volume)
+/// An image that a command looks into.
+struct Image<'a> {
+    /// As it is shown.
+    name: &'a Path,
+    opened: Opened,
 }
 
-/// The command's error for a path inside an image.
-fn inside(image: &Path, path: &Path, error: impl fmt::Display) -> Error {
-    Error::new(format!("{}: {}: {error}", image.display(), shown(path)))
+impl<'a> Image<'a> {
+    /// Opens an image as the command line says, and warns. `confine` confines all that reads it from then on.
+    fn open(path: &'a Path, access: &Access, confine: impl FnOnce(EngineKind)) -> Result<Self> {
+        let name = remote::shown(path);
+        let opened = match remote::uri(path) {
+            Some(uri) => {
+                // Its threads talk to the store, and are not confined.
+                let engine = remote::open(uri, &access.store)?;
+                confine(EngineKind::Sync);
+                open_remote(engine, access.memory, name)?
+            }
+            None => {
+                let device = open_device(path, access.direct)?;
+                confine(access.engine);
+                open_volume(&device, access.engine, access.memory)?
+            }
+        };
+        opened.warn(name);
+        Ok(Self { name, opened })
+    }
+
+    fn volume(&self) -> &Volume {
+        &self.opened.volume
+    }
+
+    /// The command's error for a path inside the image.
+    fn inside(&self, path: &Path, error: impl fmt::Display) -> Error {
+        let image = self.name.display();
+        Error::new(format!("{image}: {}: {error}", shown(path)))
+    }
+
+    /// Tells of something that failed while the rest goes on. What fails because the image can't be read any more
+    /// is told once, at the end.
+    fn report(&self) -> impl FnMut(&Path, &uvfs_xfs::Error) {
+        move |path, error| {
+            if self.opened.target.failure().is_none() {
+                complain(&self.inside(path, error));
+            }
+        }
+    }
+
+    /// Ends a command that writes to standard output. When no program reads that any more there is
+    /// nothing to say.
+    fn finish<T>(
+        &self,
+        path: &Path,
+        outcome: uvfs_xfs::Result<T>,
+        code: impl FnOnce(T) -> ExitCode,
+    ) -> Result<ExitCode> {
+        if let Some(error) = given_up(&self.opened.target, self.name) {
+            return Err(error);
+        }
+        match outcome {
+            Ok(value) => Ok(code(value)),
+            Err(uvfs_xfs::Error::Output { source, .. })
+                if source.kind() == io::ErrorKind::BrokenPipe =>
+            {
+                Ok(ExitCode::FAILURE)
+            }
+            Err(error @ uvfs_xfs::Error::Output { .. }) => Err(Error::new(error.to_string())),
+            Err(error) => Err(self.inside(path, error)),
+        }
+    }
 }
 
 /// A path of an image, fit for a terminal.
 fn shown(path: &Path) -> String {
     escape(path.as_os_str().as_bytes())
-}
-
-/// Ends a command that writes to standard output. When no program reads that any more there is
-/// nothing to say.
-fn finish<T>(
-    image: &Path,
-    path: &Path,
-    outcome: uvfs_xfs::Result<T>,
-    code: impl FnOnce(T) -> ExitCode,
-) -> Result<ExitCode> {
-    match outcome {
-        Ok(value) => Ok(code(value)),
-        Err(uvfs_xfs::Error::Output { source, .. })
-            if source.kind() == io::ErrorKind::BrokenPipe =>
-        {
-            Ok(ExitCode::FAILURE)
-        }
-        Err(error @ uvfs_xfs::Error::Output { .. }) => Err(Error::new(error.to_string())),
-        Err(error) => Err(inside(image, path, error)),
-    }
-}
-
-/// Tells of something that failed while the rest goes on.
-fn report(image: &Path) -> impl FnMut(&Path, &uvfs_xfs::Error) {
-    move |path, error| complain(&inside(image, path, error))
 }
 
 /// Failure if anything was reported.

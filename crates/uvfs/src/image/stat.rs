@@ -9,7 +9,7 @@ use uvfs_xfs::format::{FORMAT_BTREE, FORMAT_DEV, FORMAT_EXTENTS, FORMAT_LOCAL, F
 use uvfs_xfs::tools::{self, escape};
 use uvfs_xfs::{Fork, Inode, Volume};
 
-use super::Access;
+use super::{Access, Image};
 
 use crate::confine;
 
@@ -38,7 +38,7 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     access: Access,
-    /// An image file or block device
+    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
     #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The file
@@ -155,16 +155,17 @@ fn json(volume: &Volume, path: &[u8]) -> uvfs_xfs::Result<StatJson> {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access, confine::reader)?;
+    let image = Image::open(&args.image, &args.access, confine::reader)?;
+    let volume = image.volume();
     let path = super::bytes(&args.path);
     let out = &mut std::io::stdout().lock();
     let outcome = if args.json {
-        match json(&volume, path) {
+        match json(volume, path) {
             Ok(object) => return uvfs_cli::json(&object).map(|()| ExitCode::SUCCESS),
             Err(error) => Err(error),
         }
     } else {
-        tools::stat(&volume, path, out)
+        tools::stat(volume, path, out)
     };
-    super::finish(&args.image, &args.path, outcome, |()| ExitCode::SUCCESS)
+    image.finish(&args.path, outcome, |()| ExitCode::SUCCESS)
 }

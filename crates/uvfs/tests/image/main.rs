@@ -19,3 +19,5 @@ mod fixture;
 mod mkfs;
 mod repair;
 mod served;
+#[cfg(feature = "object")]
+mod stored;

@@ -1,0 +1,294 @@
+//! An object as a device of the buffer cache: an image in a store.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use opendal::OperatorUri;
+use rustix::io::Errno;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use uvfs_io::device::Geometry;
+use uvfs_io::engine::{Engine, EngineStats, ExtentResult, Io, Op};
+use uvfs_server::fs::{Error, Result};
+
+use crate::store::{Store, Version};
+use crate::{Options, fs};
+
+/// One version of one object. Reads are requests for ranges of it; nothing is kept on the local disk.
+pub struct ObjectEngine {
+    shared: Arc<Shared>,
+    /// Ends with the engine; what it has under way is dropped.
+    runtime: Option<Runtime>,
+}
+
+struct Shared {
+    store: Store,
+    key: String,
+    version: Version,
+    requests: usize,
+    /// One for each request that may be under way.
+    permits: Semaphore,
+    /// The first failure is the last.
+    gives_up: bool,
+    state: Mutex<State>,
+    /// An I/O is done.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Taken and not done.
+    running: usize,
+    finished: VecDeque<Io>,
+    stats: EngineStats,
+    /// Why the device was given up.
+    failure: Option<(Errno, String)>,
+}
+
+/// The URI of what an object is in, and the object's key there.
+fn split(uri: &str) -> Option<(String, String)> {
+    let (path, query) = uri.split_at(uri.find(['?', '#']).unwrap_or(uri.len()));
+    let begins = path.find("://")? + 3;
+    let slash = begins + path[begins..].rfind('/')?;
+    let parent = format!("{}{query}", &path[..=slash]);
+    let root = |uri: &str| {
+        let uri = OperatorUri::new(uri, []).ok()?;
+        Some(uri.root().unwrap_or_default().to_owned())
+    };
+    let (whole, above) = (root(uri)?, root(&parent)?);
+    let key = whole.strip_prefix(&above)?.trim_start_matches('/');
+    let is_object = slash + 1 < path.len() && !key.is_empty();
+    is_object.then(|| (parent, key.to_owned()))
+}
+
+impl ObjectEngine {
+    /// The object of a URI such as `s3://bucket/disk.img`, as it is now; `None` if the store has none of this very key.
+    /// `timeout` and `requests` count of the options. With `gives_up` a request that fails ends the device:
+    /// all further ones fail at once, and [`Engine::failure`] tells why.
+    ///
+    /// # Errors
+    /// A URI that names no store, and a store that does not answer or refuses.
+    pub fn open(uri: &str, options: &Options, gives_up: bool) -> io::Result<Option<Arc<Self>>> {
+        let Some((parent, key)) = split(uri) else {
+            return Ok(None);
+        };
+        let store = Store::open(&parent, options)?;
+        let runtime = fs::runtime()?;
+        let (asked, wanted) = (store.clone(), key.clone());
+        let version = runtime.block_on(async move { asked.stat(&wanted).await });
+        let version = version.map_err(|error| io::Error::other(error.to_string()))?;
+        let version = version.and_then(|facts| facts.version);
+        Ok(version.map(|version| {
+            let shared = Arc::new(Shared {
+                store,
+                key,
+                version,
+                requests: options.requests.max(1),
+                permits: Semaphore::new(options.requests.max(1)),
+                gives_up,
+                state: Mutex::default(),
+                done: Condvar::new(),
+            });
+            let runtime = Some(runtime);
+            Arc::new(Self { shared, runtime })
+        }))
+    }
+}
+
+impl Drop for ObjectEngine {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        uvfs_sys::lock(&self.state)
+    }
+
+    /// Does all of an I/O, and hands it back.
+    async fn run(&self, mut io: Io) {
+        if let Err(error) = self.read(&mut io).await {
+            let errno = match error.errno() {
+                // It was there: the image is another one now, or none.
+                Errno::NOENT => Errno::STALE,
+                errno => errno,
+            };
+            io.fail(errno);
+            let why = match errno {
+                Errno::STALE => format!("object {:?} has changed in the store", self.key),
+                _ => error.to_string(),
+            };
+            let mut state = self.state();
+            if self.gives_up && state.failure.is_none() {
+                state.failure = Some((errno, why));
+            } else if !self.gives_up {
+                tracing::warn!(key = self.key, why, "a part of an image can't be read");
+            }
+        }
+        self.end(io);
+    }
+
+    fn end(&self, io: Io) {
+        let mut state = self.state();
+        for result in &io.results {
+            state.stats.count(io.op, result);
+        }
+        state.running -= 1;
+        state.finished.push_back(io);
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Fills the memory of an I/O.
+    async fn read(&self, io: &mut Io) -> Result<()> {
+        let _permit = self.permits.acquire().await;
+        let mut memory = Cursor::default();
+        for n in 0..io.extents.len() {
+            if let Some((errno, why)) = &self.state().failure {
+                return Err(Error::new(*errno, why.clone()));
+            }
+            let extent = io.extents[n];
+            let end = extent.offset + extent.len as u64;
+            let fetch = (self.store).fetch(&self.key, &self.version, extent.offset..end);
+            let mut stream = fetch.await?;
+            let mut left = extent.len;
+            while let Some(data) = self.store.next(&self.key, &mut stream).await? {
+                for part in data {
+                    left = left.checked_sub(part.len()).ok_or(Errno::IO)?;
+                    memory.put(io, &part);
+                }
+            }
+            if left > 0 {
+                let why = format!("object {:?}: an answer has {left} bytes too few", self.key);
+                return Err(Error::new(Errno::IO, why));
+            }
+        }
+        // Without conditions it is known only now whether all is of one version.
+        self.store.still(&self.key, &self.version).await?;
+        let whole = |extent: &uvfs_io::engine::IoExtent| ExtentResult {
+            bytes: extent.len,
+            error: None,
+        };
+        io.results = io.extents.iter().map(whole).collect();
+        Ok(())
+    }
+}
+
+/// A place in the memory of an I/O.
+#[derive(Default)]
+struct Cursor {
+    block: usize,
+    at: usize,
+}
+
+impl Cursor {
+    /// Writes on. There is room: the extents are as long as the memory.
+    fn put(&mut self, io: &mut Io, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let block = &mut io.memory[self.block][self.at..];
+            let (now, rest) = bytes.split_at(bytes.len().min(block.len()));
+            block[..now.len()].copy_from_slice(now);
+            self.at += now.len();
+            if now.len() == block.len() {
+                (self.block, self.at) = (self.block + 1, 0);
+            }
+            bytes = rest;
+        }
+    }
+}
+
+impl Engine for ObjectEngine {
+    fn name(&self) -> &'static str {
+        "object"
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: self.shared.version.size,
+            block: 1,
+            memory_align: 1,
+            read_only: true,
+        }
+    }
+
+    fn depth(&self) -> usize {
+        self.shared.requests
+    }
+
+    fn submit(&self, ios: &mut Vec<Io>) {
+        let runtime = self.runtime.as_ref().expect("only dropping takes it");
+        let room = (4 * self.depth()).saturating_sub(self.in_flight());
+        for mut io in ios.drain(..room.min(ios.len())) {
+            self.shared.state().running += 1;
+            match io.refuse(&self.geometry()) {
+                Some(errno) => {
+                    io.fail(errno);
+                    self.shared.end(io);
+                }
+                // Nothing is ever written.
+                None if io.op == Op::Flush => {
+                    io.results = [ExtentResult::default()].into_iter().collect();
+                    self.shared.end(io);
+                }
+                None => {
+                    let shared = self.shared.clone();
+                    self.shared.state().stats.submits += io.extents.len() as u64;
+                    runtime.spawn(async move { shared.run(io).await });
+                }
+            }
+        }
+    }
+
+    fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
+        let mut state = self.shared.state();
+        while wait && state.finished.is_empty() && state.running > 0 {
+            let more = self.shared.done.wait(state);
+            state = more.unwrap_or_else(PoisonError::into_inner);
+        }
+        let count = state.finished.len();
+        out.extend(state.finished.drain(..));
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        let state = self.shared.state();
+        state.running + state.finished.len()
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.shared.state().stats
+    }
+
+    fn failure(&self) -> Option<String> {
+        let state = self.shared.state();
+        state.failure.as_ref().map(|(_, why)| why.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_is_split_at_its_last_slash() {
+        let split = |uri| split(uri).map(|(parent, key)| format!("{parent} {key}"));
+        let cases = [
+            ("s3://b/disk.img", Some("s3://b/ disk.img")),
+            ("s3://b/a/d.img?x=/y/z", Some("s3://b/a/?x=/y/z d.img")),
+            ("s3://b/a%20b/c%2Fd", Some("s3://b/a%20b/ c/d")),
+            ("fs:///srv/images/d", Some("fs:///srv/images/ d")),
+            ("s3://b", None),
+            ("s3://b/", None),
+            ("s3://b/a/", None),
+            ("s3://b/a/?endpoint=http://h/x", None),
+            ("disk.img", None),
+        ];
+        for (uri, expected) in cases {
+            assert_eq!(split(uri).as_deref(), expected, "{uri}");
+        }
+    }
+}

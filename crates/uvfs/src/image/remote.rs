@@ -1,0 +1,70 @@
+//! Images in object stores.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use uvfs_cli::{Error, Result, duration};
+use uvfs_io::engine::Engine;
+
+/// How to read from an object store; options of each command on an image.
+#[derive(Args, Clone, Default)]
+pub struct StoreArgs {
+    /// An image in an object store: fail when the store makes no progress for so long [default: 60 s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+/// The URI that names an image or a store on the command line, if one does.
+pub fn uri(path: &Path) -> Option<&str> {
+    path.to_str().filter(|path| path.contains("://"))
+}
+
+/// The part of a URI, or a path, that may be shown: what follows the `?` of a URI may hold a key.
+pub fn shown(path: &Path) -> &Path {
+    let name = uri(path).and_then(|uri| uri.split_once('?'));
+    name.map_or(path, |(name, _)| Path::new(name))
+}
+
+/// Opens an image in a store, whose first failure then ends the command.
+pub fn open(uri: &str, args: &StoreArgs) -> Result<Arc<dyn Engine>> {
+    let engine = engine(uri, args.timeout, None, true)?;
+    engine.ok_or_else(|| missing(uri))
+}
+
+/// The error of a URI that names no object.
+pub fn missing(uri: &str) -> Error {
+    let name = shown(Path::new(uri)).display();
+    Error::new(format!("{name}: there is no such object"))
+}
+
+/// The engine that reads the object of a URI; `None` if the store has no object of this very key.
+#[cfg(feature = "object")]
+pub fn engine(
+    uri: &str,
+    timeout: Option<Duration>,
+    requests: Option<usize>,
+    gives_up: bool,
+) -> Result<Option<Arc<dyn Engine>>> {
+    use uvfs_cli::Context;
+    let mut options = uvfs_object::Options::default();
+    options.timeout = timeout.unwrap_or(options.timeout);
+    options.requests = requests.unwrap_or(options.requests);
+    let engine = uvfs_object::ObjectEngine::open(uri, &options, gives_up)
+        .context(|| shown(Path::new(uri)).display().to_string())?;
+    Ok(engine.map(|engine| engine as Arc<dyn Engine>))
+}
+
+#[cfg(not(feature = "object"))]
+pub fn engine(
+    uri: &str,
+    _: Option<Duration>,
+    _: Option<usize>,
+    _: bool,
+) -> Result<Option<Arc<dyn Engine>>> {
+    Err(Error::new(format!(
+        "{}: this uvfs was built without object stores (cargo build --features object)",
+        shown(Path::new(uri)).display()
+    )))
+}

@@ -1,0 +1,248 @@
+//! Images in an object store (SeaweedFS), behind a proxy that delays and stops what it passes on.
+
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/proxy.rs"]
+mod proxy;
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/stores.rs"]
+mod stores;
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::fixture::*;
+use crate::harness::*;
+use proxy::{Mode, Proxy};
+use stores::{At, Seaweed};
+
+/// The key of the image.
+const KEY: &str = "images/a disk.img";
+/// Adds a file that takes many requests.
+const LARGE: &str = "head -c 60M /dev/urandom >large; head -c 60M /dev/zero | tr '\\0' x >x";
+
+fn can_run() -> bool {
+    has(&NEEDS) && has(&[Need::Program("weed")])
+}
+
+/// A store with an image, and the proxy before it.
+struct Stored {
+    store: Seaweed,
+    proxy: Proxy,
+}
+
+impl Stored {
+    fn new(image: &Image) -> Self {
+        let store = Seaweed::start();
+        store.put(KEY, &fs::read(&image.path).unwrap());
+        let proxy = Proxy::start(store.address());
+        Self { store, proxy }
+    }
+
+    /// The URI of a key, by way of the proxy.
+    fn uri(&self, key: &str) -> String {
+        let uri = self.store.uri_at(self.proxy.address());
+        let key = key.replace(' ', "%20");
+        uri.replacen("s3://bucket", &format!("s3://bucket/{key}"), 1)
+    }
+
+    /// Runs a command on the image.
+    fn run(&self, command: &str, options: &[&str], rest: &[&str]) -> Outcome {
+        run(uvfs()
+            .arg(command)
+            .args(options)
+            .arg(self.uri(KEY))
+            .args(rest))
+    }
+
+    /// Bytes of answers until `work` is done.
+    fn answered<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
+        let before = self.proxy.answered();
+        let done = work();
+        (done, self.proxy.answered() - before)
+    }
+}
+
+/// Every command shows of an image in a store what it shows of the image on the local disk, at any latency, and reads
+/// little more of it than that takes. Nothing gets to the local disk.
+#[test]
+fn an_image_in_a_store_is_like_the_local_one() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.write("head -c 20M /dev/urandom >large");
+    let stored = Stored::new(&image);
+    let local = |command: &str, options: &[&str], rest: &[&str]| {
+        let mut uvfs = uvfs();
+        run(uvfs.arg(command).args(options).arg(image.arg()).args(rest)).ok()
+    };
+    let tree = |at: &Path| run(&mut describe(at, true)).ok();
+    let expected = tree(&image.shown_by_kernel());
+    // Another XFS takes whatever this one has.
+    let copies = Image::empty(&scratch, "copies").mount("rw");
+    const MIB: u64 = 1 << 20;
+    for delay in [0, 1, 20] {
+        stored.proxy.delay(Duration::from_millis(delay));
+        let same = |command, options: &[&str], rest: &[&str], most: u64| {
+            let (shown, bytes) = stored.answered(|| stored.run(command, options, rest).ok());
+            same(&shown, &local(command, options, rest));
+            assert!(bytes < most, "{command} at {delay} ms: {bytes} bytes");
+        };
+        same("ls", &["-lRa"], &[], 2 * MIB);
+        same("ls", &[], &["/many"], MIB);
+        same("stat", &[], &["/a/data"], MIB);
+        same("cat", &[], &["/a/data"], MIB);
+        same("cat", &[], &["/a/sparse"], MIB);
+        same("check", &["--prefetch", "exact"], &[], 4 * MIB);
+        same("check", &["--memory", "64M"], &[], 12 * MIB);
+        same("repair", &["-n"], &[], 8 * MIB);
+        let copy = copies.join(delay.to_string());
+        fs::create_dir(&copy).unwrap();
+        let (copied, bytes) = stored
+            .answered(|| stored.run("cp", &["-r", "--trusted"], &["/", copy.to_str().unwrap()]));
+        assert_eq!(copied.stderr, "");
+        crate::fixture::same(&tree(&copy), &expected);
+        assert!(bytes < 23 * MIB, "cp at {delay} ms: {bytes} bytes");
+    }
+}
+
+/// A mount of an image shows what the kernel's does. The store says whether a URI names an image or what is below a
+/// prefix, unless the mount says so.
+#[test]
+fn an_image_in_a_store_is_mounted() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let expected = run(&mut describe(&image.shown_by_kernel(), false)).ok();
+    let stored = Stored::new(&image);
+    stored.store.put(&format!("{KEY}.d/below"), b"it is below");
+    stored.proxy.delay(Duration::from_millis(1));
+    let at = scratch.dir("mount");
+    for image_word in [false, true] {
+        let mut serve = Serve::over(Transport::Dev);
+        if image_word {
+            serve = serve.option("image");
+        }
+        let mount = Mount::new(&serve, Path::new(&stored.uri(KEY)), &at);
+        same(&mount.run(&mut describe(&at, false)).ok(), &expected);
+        let touched = mount.run(&mut shell("echo >> $1/a/hello", &[&at]));
+        assert!(touched.stderr.contains("Read-only"), "{touched}");
+        mount.unmount().ok();
+    }
+    let cache = format!("cache_dir={}", scratch.path("cache").display());
+    let serve = Serve::over(Transport::Dev).option(&cache);
+    for (key, shown) in [
+        (format!("{KEY}.d"), "below"),
+        ("images/".into(), "a disk.img"),
+    ] {
+        let mount = Mount::new(&serve, Path::new(&stored.uri(&key)), &at);
+        let listed = mount.run(command("ls", ["-1"]).arg(&at)).ok();
+        assert!(listed.lines().any(|name| name == shown), "{listed}");
+        mount.unmount().ok();
+    }
+    let missing = stored.uri("images/none.img");
+    let refused = run(uvfs().args(["mount", "-o", "image", &missing]).arg(&at));
+    assert_eq!(refused.status.code(), Some(1), "{refused}");
+    assert!(refused.stderr.contains("no such object"), "{refused}");
+    assert!(mounted(&at).is_none());
+}
+
+/// An image that is replaced while it is read is an error that says so, and so is one that is missing, or that is to
+/// be changed.
+#[test]
+fn an_image_that_changes_or_is_missing_is_an_error() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.write(LARGE);
+    let stored = Stored::new(&image);
+    let mut cat = uvfs();
+    let mut cat = cat.arg("cat").arg(stored.uri(KEY)).arg("/x");
+    cat = cat.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut reader = cat.spawn().unwrap();
+    let mut data = vec![0; 1000];
+    let mut out = reader.stdout.take().unwrap();
+    out.read_exact(&mut data).unwrap();
+    stored.store.put(KEY, &vec![b'a'; 1 << 20]);
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < 59 << 20, "{}", rest.len());
+    assert!(rest.iter().all(|byte| *byte == b'x'));
+    let ended = reader.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("has changed in the store"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+
+    let error = |outcome: Outcome, code, what: &str| {
+        assert_eq!(outcome.status.code(), Some(code), "{outcome}");
+        assert!(outcome.stderr.contains(what), "{outcome}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
+        assert!(!outcome.stderr.contains("secret_access_key"), "{outcome}");
+    };
+    error(stored.run("ls", &[], &[]), 1, "not an XFS file system");
+    error(stored.run("check", &[], &[]), 2, "XFS");
+    error(stored.run("repair", &[], &[]), 2, "can't be changed");
+    stored.store.remove(KEY);
+    error(stored.run("ls", &[], &[]), 1, "no such object");
+    error(stored.run("check", &[], &[]), 2, "no such object");
+    error(stored.run("repair", &["-n"], &[]), 2, "no such object");
+}
+
+/// A store that stops answering ends a command within its time, with one error and no findings.
+#[test]
+fn a_stalled_store_ends_a_command_in_time() {
+    if !can_run() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let stored = Stored::new(&image);
+    let timeout = ["--timeout", "2"];
+    let ends = |mut command: Command, code, stall_after: Option<u64>| {
+        let before = stored.proxy.answered();
+        stored.proxy.set(Mode::Pass);
+        if stall_after.is_none() {
+            stored.proxy.set(Mode::Stall);
+        }
+        let mut running = Running::start(&mut command);
+        if let Some(bytes) = stall_after {
+            wait_for("some of the image", || {
+                stored.proxy.answered() - before > bytes
+            });
+            stored.proxy.set(Mode::Stall);
+        }
+        let begun = Instant::now();
+        let outcome = running.wait(SOON).expect("an end");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{outcome}");
+        assert_eq!(outcome.status.code(), Some(code), "{outcome}");
+        assert!(outcome.stderr.contains("disk.img"), "{outcome}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
+        assert!(!outcome.stdout.contains("clean"), "{outcome}");
+    };
+    let command = |name: &str, options: &[&str]| {
+        let mut command = uvfs();
+        command
+            .arg(name)
+            .args(timeout)
+            .args(options)
+            .arg(stored.uri(KEY));
+        command
+    };
+    ends(command("ls", &[]), 1, None);
+    ends(command("check", &[]), 2, None);
+    // So slow that it lasts.
+    stored.proxy.delay(Duration::from_millis(300));
+    let some = 20_000;
+    ends(command("ls", &["-lR"]), 1, Some(some));
+    ends(command("check", &["--prefetch", "exact"]), 2, Some(some));
+    stored.proxy.set(Mode::Pass);
+}
