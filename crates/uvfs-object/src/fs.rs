@@ -1,12 +1,13 @@
 //! The handlers.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use slab::Slab;
@@ -19,6 +20,7 @@ use uvfs_server::interrupt::until_killed;
 
 use crate::Options;
 use crate::cache::Cache;
+use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::object::{Fetch, Object};
 use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
@@ -28,6 +30,8 @@ use crate::window::Window;
 const TTL: Duration = Duration::from_secs(1);
 /// Threads that talk to the store.
 const WORKERS: usize = 2;
+/// Objects that were fetched ahead and are held open. An open object has three descriptors.
+const MOST_AHEAD: usize = 128;
 /// Bytes of an entry of READDIRPLUS before its name.
 const DIRENTPLUS: usize = 152;
 /// Entries of one answer to READDIRPLUS that the store is asked for, at most.
@@ -43,6 +47,9 @@ pub struct ObjectFs {
     runtime: Option<Runtime>,
     fetch: Fetch,
     tree: Tree,
+    listings: Listings,
+    /// Objects that were fetched ahead, until they are opened or others take their place.
+    ahead: Mutex<VecDeque<Arc<Object>>>,
     open: Mutex<Slab<Arc<Open>>>,
     session: OnceLock<Arc<dyn SessionHandle>>,
     /// The kernel, or the cache's file system, takes no backing files.
@@ -70,7 +77,7 @@ enum Open {
         backed: bool,
     },
     /// The listing that READDIR goes through.
-    Directory(Mutex<Option<Arc<Vec<Listed>>>>),
+    Directory(Mutex<Option<Arc<Listing>>>),
 }
 
 impl ObjectFs {
@@ -97,6 +104,8 @@ impl ObjectFs {
             runtime: Some(runtime),
             fetch,
             tree: Tree::new(),
+            listings: Listings::default(),
+            ahead: Mutex::default(),
             open: Mutex::default(),
             session: OnceLock::new(),
             no_backing: AtomicBool::new(!options.backing_files),
@@ -141,6 +150,74 @@ impl ObjectFs {
         }
     }
 
+    /// What the store has at a key: a file or a directory.
+    async fn find(&self, cx: &Context, key: &str, directory: &str) -> Result<Option<Facts>> {
+        let store = self.fetch.store.clone();
+        let (file, below) = (key.to_owned(), directory.to_owned());
+        let all = async move {
+            let asked = (store.stat(&file), store.holds(&below), store.facts(&below));
+            let (file, any, marker) = futures_util::future::join3(asked.0, asked.1, asked.2).await;
+            let (file, any) = (file?, any?);
+            Ok(if any { marker? } else { file })
+        };
+        self.ask(cx, all).await
+    }
+
+    /// What a listing of its directory, within the time that it is valid, says of a key, and when the store was asked.
+    async fn listed(
+        &self,
+        cx: &Context,
+        parent: &Known,
+        key: &str,
+    ) -> Result<Option<(Option<Facts>, Instant)>> {
+        // A listing has no user metadata.
+        if self.options.metadata || self.options.ttl.is_zero() {
+            return Ok(None);
+        }
+        let name = &key[parent.key.len()..];
+        let mut found = self.listings.look_up(&parent.key, name, self.options.ttl);
+        if matches!(found, Found::List) {
+            match self.list(cx, parent, MOST_NAMES).await {
+                // Listing may be forbidden.
+                Err(error) if error == Errno::ACCESS => return Ok(None),
+                listed => listed?,
+            };
+            found = self.listings.look_up(&parent.key, name, self.options.ttl);
+        }
+        Ok(match found {
+            Found::Known(facts, asked) => Some((facts, asked)),
+            Found::Ask | Found::List => None,
+        })
+    }
+
+    /// Asks the store for a listing, and keeps it. `None` if it has more than `most` names.
+    async fn list(&self, cx: &Context, known: &Known, most: usize) -> Result<Option<Arc<Listing>>> {
+        let (store, key, begun) = (self.fetch.store.clone(), known.key.clone(), Instant::now());
+        let names = self.ask(cx, async move { store.list(&key, most).await });
+        let listing = names
+            .await?
+            .map(|names| Arc::new(Listing::new(names, begun)));
+        self.listings.keep(&known.key, listing.clone());
+        Ok(listing)
+    }
+
+    /// Fetches the small files that a program which walks through a directory opens next.
+    fn fetch_ahead(&self, known: &Known) {
+        let (directory, name) = split(&known.key);
+        for (key, version) in self.listings.opened(directory, name) {
+            // What it can't get is reported when it is opened.
+            let Ok(object) = self.fetch.cache.object(&key, &version) else {
+                return;
+            };
+            object.fetch(&self.fetch);
+            let mut ahead = uvfs_sys::lock(&self.ahead);
+            ahead.push_back(object);
+            if ahead.len() > MOST_AHEAD {
+                ahead.pop_front();
+            }
+        }
+    }
+
     /// What the store has now for each key. Names that are gone, and those that only the listing may show, have nothing.
     async fn facts(&self, cx: &Context, keys: Vec<String>) -> Result<Vec<Option<Facts>>> {
         let store = self.fetch.store.clone();
@@ -168,10 +245,14 @@ impl ObjectFs {
             return Ok(());
         }
         let (store, key) = (self.fetch.store.clone(), known.key.clone());
+        let asked = Instant::now();
         match self.ask(cx, async move { store.facts(&key).await }).await? {
-            Some(now) if is_now(known, &now) => Ok(()),
+            Some(now) if is_now(known, &now, asked) => Ok(()),
             // The kernel looks the name up again.
-            _ => Err(Errno::STALE.into()),
+            _ => {
+                self.listings.forget(split(&known.key).0);
+                Err(Errno::STALE.into())
+            }
         }
     }
 
@@ -323,6 +404,11 @@ fn default_dir() -> io::Result<PathBuf> {
     Ok(cache.ok_or_else(|| io::Error::other(none))?.join("uvfs"))
 }
 
+/// The directory of a file, and its name.
+fn split(key: &str) -> (&str, &str) {
+    key.split_at(key.rfind('/').map_or(0, |slash| slash + 1))
+}
+
 /// The key of a name in a directory.
 fn child(directory: &Known, name: &CStr) -> Result<String> {
     if name.count_bytes() > store::NAME_MAX {
@@ -364,21 +450,22 @@ impl FileSystem for ObjectFs {
     }
 
     async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
-        let key = child(&*self.known(parent)?, name)?;
+        let parent = self.known(parent)?;
+        let key = child(&parent, name)?;
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
         }
         let directory = format!("{key}/");
-        let (store, file, below) = (self.fetch.store.clone(), key.clone(), directory.clone());
-        let all = async move {
-            let asked = (store.stat(&file), store.holds(&below), store.facts(&below));
-            let (file, any, marker) = futures_util::future::join3(asked.0, asked.1, asked.2).await;
-            let (file, any) = (file?, any?);
-            Ok(if any { marker? } else { file })
+        let (found, asked) = match self.listed(cx, &parent, &key).await? {
+            Some(known) => known,
+            None => {
+                let asked = Instant::now();
+                (self.find(cx, &key, &directory).await?, asked)
+            }
         };
-        let known = match self.ask(cx, all).await? {
-            Some(facts) if facts.version.is_none() => self.tree.looked_up(directory, facts),
-            Some(facts) => self.tree.looked_up(key, facts),
+        let known = match found {
+            Some(facts) if facts.version.is_none() => self.tree.looked_up(directory, facts, asked),
+            Some(facts) => self.tree.looked_up(key, facts, asked),
             None => return Err(Errno::NOENT.into()),
         };
         Ok(self.entry(&known))
@@ -419,6 +506,7 @@ impl FileSystem for ObjectFs {
             return Err(Errno::ROFS.into());
         }
         self.is_current(cx, &known, self.options.ttl).await?;
+        self.fetch_ahead(&known);
         let moved = std::mem::take(&mut known.state().moved);
         let (object, backing) = self.begin_use(&known, how.origin)?;
         let fh = self.add(Open::File {
@@ -507,15 +595,13 @@ impl FileSystem for ObjectFs {
         let list = match had {
             Some(list) => list,
             None => {
-                let (store, key) = (self.fetch.store.clone(), known.key.clone());
-                let mut list = self.ask(cx, async move { store.list(&key).await }).await?;
-                // A directory stands before a file of the same name, and hides it.
-                list.sort_by(|one, two| {
-                    let order = |entry: &Listed| entry.version.is_some();
-                    one.name.cmp(&two.name).then(order(one).cmp(&order(two)))
-                });
-                list.dedup_by(|two, one| one.name == two.name);
-                let list = Arc::new(list);
+                let list = match self.listings.fresh(&known.key, self.options.ttl) {
+                    Some(list) => list,
+                    None => {
+                        let all = self.list(cx, &known, usize::MAX).await?;
+                        all.expect("no listing has more names")
+                    }
+                };
                 *uvfs_sys::lock(listing) = Some(list.clone());
                 list
             }
@@ -544,7 +630,7 @@ impl FileSystem for ObjectFs {
             format!("{}{}{end}", known.key, listed.name)
         };
         // What fits into this answer.
-        let mut asked = None;
+        let (mut asked, mut begun) = (None, list.begun);
         if plus && self.options.metadata {
             let mut room = sink.room();
             let mut fits = |listed: &&Listed| {
@@ -553,11 +639,12 @@ impl FileSystem for ObjectFs {
                     .inspect(|rest| room = *rest)
                     .is_some()
             };
-            let fitting = list.iter().skip(first).take(ASKED);
+            let fitting = list.names.iter().skip(first).take(ASKED);
             let keys = fitting.take_while(&mut fits).map(key).collect();
+            begun = Instant::now();
             asked = Some(self.facts(cx, keys).await?.into_iter());
         }
-        for (at, listed) in list.iter().enumerate().skip(first) {
+        for (at, listed) in list.names.iter().enumerate().skip(first) {
             let key = key(listed);
             let entry = |ino, kind| DirEntry {
                 ino,
@@ -575,7 +662,7 @@ impl FileSystem for ObjectFs {
             };
             let added = match facts {
                 Some(facts) if sink.fits(listed.name.len()) => {
-                    let found = self.entry(&self.tree.looked_up(key, facts));
+                    let found = self.entry(&self.tree.looked_up(key, facts, begun));
                     let kind = FileType::from_raw_mode(found.attr.mode);
                     sink.add_plus(entry(found.attr.ino, kind), &found)
                 }

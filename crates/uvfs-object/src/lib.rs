@@ -18,6 +18,7 @@
 mod cache;
 mod engine;
 mod fs;
+mod listing;
 mod map;
 mod object;
 mod posix;
@@ -39,7 +40,8 @@ pub struct Options {
     pub cache_dir: Option<PathBuf>,
     /// Bytes that the cache may take; by default a tenth of the free space.
     pub cache_size: Option<u64>,
-    /// An open does not ask the store for a version that the server asked for within this time.
+    /// An open does not ask the store for a version, nor a lookup for a name, that the server asked for within this time,
+    /// nor for what a listing within it says. With zero each open asks.
     pub ttl: Duration,
     /// A request that makes no progress for so long fails.
     pub timeout: Duration,
@@ -65,7 +67,7 @@ impl Default for Options {
         Self {
             cache_dir: None,
             cache_size: None,
-            ttl: Duration::ZERO,
+            ttl: Duration::from_secs(1),
             timeout: Duration::from_secs(60),
             requests: 64,
             backing_files: true,

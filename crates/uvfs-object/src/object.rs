@@ -199,6 +199,11 @@ impl Object {
         }
     }
 
+    /// Requests all that is missing, for a later open.
+    pub(crate) fn fetch(self: &Arc<Self>, fetch: &Fetch) {
+        self.start(fetch, self.pieces(0..self.version.size));
+    }
+
     /// Gives pieces back from the beginning on, until `bytes` are free, and says how many are. What is read stays.
     pub(crate) fn give_back(&self, bytes: u64) -> u64 {
         let mut state = self.state();

@@ -246,8 +246,8 @@ impl Store {
         }
     }
 
-    /// What is in a directory, in the store's order.
-    pub(crate) async fn list(&self, directory: &str) -> Result<Vec<Listed>> {
+    /// What is in a directory, in the store's order; `None` if that is more than `most` names.
+    pub(crate) async fn list(&self, directory: &str, most: usize) -> Result<Option<Vec<Listed>>> {
         let error = |error| failed(directory, error);
         let list = self.within(self.operator.lister(directory)).await;
         let mut list = list.map_err(error)?;
@@ -255,7 +255,7 @@ impl Store {
         loop {
             let next = async { list.next().await.transpose() };
             let Some(entry) = self.within(next).await.map_err(error)? else {
-                return Ok(found);
+                return Ok(Some(found));
             };
             let path = entry.path();
             // The directory itself, if it has a marker.
@@ -275,6 +275,9 @@ impl Store {
             let version = (!is_directory).then(|| Version::new(entry.metadata()));
             let name = name.to_owned();
             found.push(Listed { name, version });
+            if found.len() > most {
+                return Ok(None);
+            }
         }
     }
 

@@ -66,8 +66,7 @@ struct Nodes {
 
 impl Tree {
     pub(crate) fn new() -> Self {
-        let root = Arc::new(known(ROOT, String::new(), Facts::default()));
-        root.state().asked = None;
+        let root = Arc::new(known(ROOT, String::new(), Facts::default(), None));
         Self(Mutex::new(Nodes {
             by_number: HashMap::from([(ROOT.0, (root.clone(), 1))]),
             by_key: HashMap::from([(String::new(), root)]),
@@ -80,12 +79,12 @@ impl Tree {
         Some(nodes.by_number.get(&node.0)?.0.clone())
     }
 
-    /// Counts a lookup of a key, which the store has just said this of. A file that is open in another version, or was of
+    /// Counts a lookup of a key, which the store said this of when it was `asked`. A file that is open in another version, or was of
     /// another type, gets another node.
-    pub(crate) fn looked_up(&self, key: String, facts: Facts) -> Arc<Known> {
+    pub(crate) fn looked_up(&self, key: String, facts: Facts, asked: Instant) -> Arc<Known> {
         let mut nodes = uvfs_sys::lock(&self.0);
         if let Some(known) = nodes.by_key.get(&key).cloned()
-            && is_now(&known, &facts)
+            && is_now(&known, &facts, asked)
         {
             let (_, lookups) = nodes
                 .by_number
@@ -96,7 +95,7 @@ impl Tree {
         }
         let number = nodes.next;
         nodes.next += 1;
-        let made = Arc::new(known(Node(number), key.clone(), facts));
+        let made = Arc::new(known(Node(number), key.clone(), facts, Some(asked)));
         nodes.by_number.insert(number, (made.clone(), 1));
         nodes.by_key.insert(key, made.clone());
         made
@@ -124,9 +123,13 @@ impl Tree {
     }
 }
 
-/// Notes what the store said of a file. Whether the node can stand for that.
-pub(crate) fn is_now(known: &Known, now: &Facts) -> bool {
+/// Notes what the store said of a file when it was `asked`. Whether the node can stand for that.
+pub(crate) fn is_now(known: &Known, now: &Facts, asked: Instant) -> bool {
     let mut state = known.state();
+    // It is known better than by a listing of before.
+    if state.asked.is_some_and(|known| known > asked) {
+        return true;
+    }
     // The kernel takes a node of another type for a broken one.
     if state.posix.special != now.posix.special {
         return false;
@@ -139,11 +142,11 @@ pub(crate) fn is_now(known: &Known, now: &Facts) -> bool {
     }
     state.version.clone_from(&now.version);
     state.posix = now.posix;
-    state.asked = Some(Instant::now());
+    state.asked = Some(asked);
     true
 }
 
-fn known(node: Node, key: String, facts: Facts) -> Known {
+fn known(node: Node, key: String, facts: Facts, asked: Option<Instant>) -> Known {
     let ino = match key.is_empty() {
         true => ROOT.0,
         false => ino(&key),
@@ -155,7 +158,7 @@ fn known(node: Node, key: String, facts: Facts) -> Known {
         state: Mutex::new(State {
             version: facts.version,
             posix: facts.posix,
-            asked: Some(Instant::now()),
+            asked,
             ..State::default()
         }),
     }
@@ -186,11 +189,15 @@ mod tests {
     #[test]
     fn a_file_that_is_open_keeps_its_version() {
         let tree = Tree::new();
-        let one = tree.looked_up("a".into(), version("1"));
+        let one = tree.looked_up("a".into(), version("1"), Instant::now());
         // It is not open: the node takes the new version.
-        assert_eq!(tree.looked_up("a".into(), version("2")).node, one.node);
+        assert_eq!(
+            tree.looked_up("a".into(), version("2"), Instant::now())
+                .node,
+            one.node
+        );
         one.state().plain = 1;
-        let two = tree.looked_up("a".into(), version("3"));
+        let two = tree.looked_up("a".into(), version("3"), Instant::now());
         assert_ne!(two.node, one.node);
         assert_eq!(two.ino, one.ino);
         assert_eq!(
@@ -200,28 +207,35 @@ mod tests {
         // The old node's end leaves the name to the new one.
         tree.forget(one.node, 2);
         assert!(tree.get(one.node).is_none());
-        assert_eq!(tree.looked_up("a".into(), version("3")).node, two.node);
+        assert_eq!(
+            tree.looked_up("a".into(), version("3"), Instant::now())
+                .node,
+            two.node
+        );
     }
 
     #[test]
     fn a_file_of_another_type_is_another_node() {
         let tree = Tree::new();
-        let file = tree.looked_up("a".into(), version("1"));
+        let file = tree.looked_up("a".into(), version("1"), Instant::now());
         let mut link = version("1");
         link.posix.special = Some((FileType::Symlink, 0));
-        assert!(!is_now(&file, &link));
-        let found = tree.looked_up("a".into(), link.clone());
+        assert!(!is_now(&file, &link, Instant::now()));
+        let found = tree.looked_up("a".into(), link.clone(), Instant::now());
         assert_ne!(found.node, file.node);
         link.posix.mode = Some(0o700);
-        assert_eq!(tree.looked_up("a".into(), link).node, found.node);
+        assert_eq!(
+            tree.looked_up("a".into(), link, Instant::now()).node,
+            found.node
+        );
         assert_eq!(found.state().posix.mode, Some(0o700));
     }
 
     #[test]
     fn a_file_becomes_a_directory() {
         let tree = Tree::new();
-        let file = tree.looked_up("a".into(), version("1"));
-        let directory = tree.looked_up("a/".into(), Facts::default());
+        let file = tree.looked_up("a".into(), version("1"), Instant::now());
+        let directory = tree.looked_up("a/".into(), Facts::default(), Instant::now());
         assert_ne!(file.node, directory.node);
         assert!(directory.is_directory() && !file.is_directory());
     }

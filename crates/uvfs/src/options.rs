@@ -80,9 +80,9 @@ Mount options (-o, comma separated; a later one wins):
   cache_dir=PATH             object stores: where the local cache is (default uvfs below
                              XDG_CACHE_HOME or ~/.cache)
   cache_size=SIZE            object stores: what it may take (default a tenth of the free space)
-  ttl=TIME                   object stores: an open does not ask the store for what it said within
-                             this time (default 0); names and attributes stay valid for as long,
-                             and at least for a second
+  ttl=TIME                   object stores: an open or a lookup does not ask the store for what it
+                             said within this time (default 1s); with 0 each open asks. Names and
+                             attributes stay valid for as long, and at least for a second
   timeout=TIME               object stores: a request without progress for so long is EIO (default
                              60 s)
   requests=NUMBER            object stores: requests for data at a time (default 64)

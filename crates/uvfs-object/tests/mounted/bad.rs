@@ -211,6 +211,7 @@ fn a_store_that_refuses_is_not_mounted() {
         fake.bucket().refuses = Some((status, code, u32::MAX));
         let scratch = tempfile::tempdir().unwrap();
         let mut options = Options::default();
+        options.ttl = Duration::ZERO;
         options.cache_dir = Some(scratch.path().to_owned());
         options.timeout = Duration::from_secs(1);
         let error = ObjectFs::open(&fake.uri(), options)

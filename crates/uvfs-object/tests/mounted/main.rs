@@ -8,6 +8,7 @@ mod model;
 #[allow(dead_code, reason = "shared with the tests of images in stores")]
 mod proxy;
 mod stores;
+mod walk;
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -37,6 +38,7 @@ fn serve(uri: &str, change: impl FnOnce(&mut Options)) -> Served {
     let point = scratch.path().join("mount");
     fs::create_dir(&point).unwrap();
     let mut options = Options::default();
+    options.ttl = Duration::ZERO;
     options.cache_dir = Some(scratch.path().join("cache"));
     change(&mut options);
     let fs = ObjectFs::open(uri, options).unwrap();
@@ -465,6 +467,7 @@ fn a_bucket_that_is_missing_is_refused(store: &Seaweed) {
     let uri = store.uri().replace("s3://", "s3://no-such-");
     let scratch = tempfile::tempdir().unwrap();
     let mut options = Options::default();
+    options.ttl = Duration::ZERO;
     options.cache_dir = Some(scratch.path().to_owned());
     let error = ObjectFs::open(&uri, options)
         .err()
