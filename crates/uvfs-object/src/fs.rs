@@ -507,7 +507,6 @@ impl FileSystem for ObjectFs {
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
-        let moved = std::mem::take(&mut known.state().moved);
         let (object, backing) = self.begin_use(&known, how.origin)?;
         let fh = self.add(Open::File {
             known,
@@ -516,14 +515,13 @@ impl FileSystem for ObjectFs {
             backed: backing.is_some(),
         });
         let mut opened = Opened::new(fh);
-        opened.changed = moved;
         match backing {
             // The kernel takes no other flag beside it.
             Some(id) => {
                 opened.backing = id;
                 opened.flags = OpenFlags::PASSTHROUGH;
             }
-            None => opened.flags.set(OpenFlags::KEEP_CACHE, !moved),
+            None => opened.flags = OpenFlags::KEEP_CACHE,
         }
         Ok(opened)
     }

@@ -33,7 +33,11 @@ impl Version {
     fn new(meta: &Metadata) -> Self {
         let modified = meta.last_modified().map(SystemTime::from);
         let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let etag = meta.etag().map(str::to_owned);
+        // Some stores leave out the quotes in listings.
+        let etag = meta.etag().map(|etag| match etag.ends_with('"') {
+            true => etag.to_owned(),
+            false => format!("\"{etag}\""),
+        });
         // HTTP gives the time of a single object in seconds, and listings may have it more precisely. It has to be one time
         // to programs that compare it.
         let nanos = |time: Duration| match etag {
@@ -251,7 +255,7 @@ impl Store {
         let error = |error| failed(directory, error);
         let list = self.within(self.operator.lister(directory)).await;
         let mut list = list.map_err(error)?;
-        let (mut found, mut hidden) = (Vec::new(), 0_u64);
+        let (mut found, mut hidden) = (Vec::<Listed>::new(), 0_u64);
         loop {
             let next = async { list.next().await.transpose() };
             let Some(entry) = self.within(next).await.map_err(error)? else {
@@ -265,12 +269,24 @@ impl Store {
             let below = path.strip_prefix(directory).unwrap_or(path);
             let is_directory = entry.metadata().mode() == EntryMode::DIR;
             let name = below.strip_suffix('/').unwrap_or(below);
-            if !is_name(name) {
+            if !is_name(name) || !is_reached(path) {
                 if hidden == 0 {
-                    tracing::warn!(key = path, "no path can name this object: it is not shown");
+                    tracing::warn!(key = path, "no path leads to this object: it is not shown");
                 }
                 hidden += 1;
                 continue;
+            }
+            // Some stores have a directory in more than one page of a listing. Others break a long listing off and don't say
+            // how it goes on, and OpenDAL would begin it again for ever.
+            let same =
+                |listed: &Listed| listed.name == name && listed.version.is_none() == is_directory;
+            match found.last() {
+                Some(last) if same(last) => continue,
+                Some(_) if same(&found[0]) => {
+                    let why = format!("the store's listing of {directory:?} begins again");
+                    return Err(Error::new(Errno::IO, why));
+                }
+                _ => {}
             }
             let version = (!is_directory).then(|| Version::new(entry.metadata()));
             let name = name.to_owned();

@@ -29,8 +29,6 @@ pub(crate) struct State {
     pub(crate) posix: Posix,
     /// When the store said so.
     pub(crate) asked: Option<Instant>,
-    /// The version has changed since the last open: the kernel may have pages and a size of another.
-    pub(crate) moved: bool,
     /// Opens that the kernel sends reads for.
     pub(crate) plain: u64,
     /// The registration of a backing file and its opens.
@@ -79,8 +77,8 @@ impl Tree {
         Some(nodes.by_number.get(&node.0)?.0.clone())
     }
 
-    /// Counts a lookup of a key, which the store said this of when it was `asked`. A file that is open in another version, or was of
-    /// another type, gets another node.
+    /// Counts a lookup of a key, which the store said this of when it was `asked`. Another version or type of a file is
+    /// another node.
     pub(crate) fn looked_up(&self, key: String, facts: Facts, asked: Instant) -> Arc<Known> {
         let mut nodes = uvfs_sys::lock(&self.0);
         if let Some(known) = nodes.by_key.get(&key).cloned()
@@ -134,10 +132,10 @@ pub(crate) fn is_now(known: &Known, now: &Facts, asked: Instant) -> bool {
     if state.posix.special != now.posix.special {
         return false;
     }
+    // The kernel may have pages of the version that it had.
     match (&state.version, &now.version) {
         (None, None) => {}
         (Some(had), Some(now)) if had.is(now) => {}
-        (Some(_), Some(_)) if !state.is_open() => state.moved = true,
         _ => return false,
     }
     state.version.clone_from(&now.version);
@@ -187,28 +185,26 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_open_keeps_its_version() {
+    fn a_node_keeps_its_version() {
         let tree = Tree::new();
         let one = tree.looked_up("a".into(), version("1"), Instant::now());
-        // It is not open: the node takes the new version.
         assert_eq!(
-            tree.looked_up("a".into(), version("2"), Instant::now())
+            tree.looked_up("a".into(), version("1"), Instant::now())
                 .node,
             one.node
         );
-        one.state().plain = 1;
-        let two = tree.looked_up("a".into(), version("3"), Instant::now());
+        let two = tree.looked_up("a".into(), version("2"), Instant::now());
         assert_ne!(two.node, one.node);
         assert_eq!(two.ino, one.ino);
         assert_eq!(
             one.state().version.as_ref().unwrap().etag.as_deref(),
-            Some("2")
+            Some("1")
         );
         // The old node's end leaves the name to the new one.
         tree.forget(one.node, 2);
         assert!(tree.get(one.node).is_none());
         assert_eq!(
-            tree.looked_up("a".into(), version("3"), Instant::now())
+            tree.looked_up("a".into(), version("2"), Instant::now())
                 .node,
             two.node
         );

@@ -19,6 +19,10 @@ pub struct Object {
     pub metadata: Vec<(String, String)>,
     /// Answers with the contents have another ETag than those without.
     pub lies: bool,
+    /// Requests for the contents are this error.
+    pub refused: Option<&'static str>,
+    /// More headers of its answers.
+    pub headers: &'static str,
 }
 
 /// What it has, and what it was asked for.
@@ -28,6 +32,10 @@ pub struct Bucket {
     /// `HEAD key`, `GET key` and `LIST prefix`.
     pub asked: Vec<String>,
     puts: u64,
+    /// Listings have ETags without quotes.
+    pub bare_etags: bool,
+    /// Listings are not over after a page, but don't say how they go on.
+    pub no_token: bool,
     /// So many answers are this error instead: its status, and the code that S3 has for it.
     pub refuses: Option<(u16, &'static str, u32)>,
 }
@@ -207,6 +215,9 @@ fn object(
     let Some(object) = object else {
         return error("404 Not Found", "NoSuchKey");
     };
+    if let Some(code) = object.refused.filter(|_| !head) {
+        return error("403 Forbidden", code);
+    }
     if condition.is_some_and(|etag| etag != object.etag && !object.lies) {
         return error("412 Precondition Failed", "PreconditionFailed");
     }
@@ -233,6 +244,7 @@ fn object(
         "{status}\r\nlast-modified: Tue, 27 Nov 2012 18:15:05 GMT\r\netag: {etag}\r\ncontent-length: {}",
         part.len()
     );
+    answer.push_str(object.headers);
     for (name, value) in &object.metadata {
         write!(answer, "\r\nx-amz-meta-{name}: {value}").unwrap();
     }
@@ -246,6 +258,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
     };
     let prefix = value("prefix").unwrap_or_default();
     bucket.asked.push(format!("LIST {prefix}"));
+    let quotes: &[char] = if bucket.bare_etags { &['"'] } else { &[] };
     let after = value("continuation-token").unwrap_or_default();
     let most = value("max-keys")
         .and_then(|most| most.parse().ok())
@@ -274,7 +287,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
                 out,
                 "<Contents><Key>{name}</Key><LastModified>2012-11-27T18:15:05.678Z</LastModified><ETag>{}</ETag>\
                  <Size>{}</Size></Contents>",
-                text(&object.etag),
+                text(object.etag.trim_matches(quotes)),
                 object.contents.len()
             ),
             false => write!(out, "<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"),
@@ -283,6 +296,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
         last = shown;
     }
     let token = match truncated {
+        true if bucket.no_token => String::new(),
         true => format!(
             "<NextContinuationToken>{}</NextContinuationToken>",
             text(&last)

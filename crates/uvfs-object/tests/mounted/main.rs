@@ -7,6 +7,7 @@ mod metadata;
 mod model;
 #[allow(dead_code, reason = "shared with the tests of images in stores")]
 mod proxy;
+mod reports;
 mod stores;
 mod walk;
 

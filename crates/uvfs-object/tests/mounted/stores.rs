@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use opendal::Operator;
@@ -76,17 +77,21 @@ pub struct Seaweed {
     address: SocketAddr,
     bucket: Operator,
     runtime: Runtime,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
-/// A port that was free a moment ago, and so was the one 10,000 above, where SeaweedFS has its other protocol.
+/// The ports of this process's servers.
+static PORTS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
+/// A port that was free a moment ago, and so was the one 10,000 above, where SeaweedFS has its other protocol. The kernel gives
+/// neither to connections.
 fn port() -> u16 {
+    let mut ports = PORTS.lock().unwrap();
+    let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     loop {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        if let Some(other) = port.checked_add(10_000)
-            && TcpListener::bind(("127.0.0.1", other)).is_ok()
-        {
+        let port = fastrand::u16(10_000..22_000);
+        if !ports.contains(&port) && free(port) && free(port + 10_000) {
+            ports.push(port);
             return port;
         }
     }
@@ -180,12 +185,12 @@ impl Seaweed {
         opendal::init_default_registry();
         let uri = with_keys(&format!("s3://bucket?endpoint=http://{address}"));
         let bucket = Operator::from_uri(uri.as_str()).unwrap();
-        let store = Self {
+        let mut store = Self {
             processes,
             address,
             bucket,
             runtime,
-            _dir: dir,
+            dir,
         };
         store.ready();
         store
@@ -199,23 +204,33 @@ impl Seaweed {
     }
 
     /// Waits until it takes objects. The first put makes the bucket.
-    fn ready(&self) {
+    fn ready(&mut self) {
         let begun = Instant::now();
         loop {
-            if TcpStream::connect(self.address).is_ok() {
-                let made = self.runtime.block_on(self.bucket.write("ready", "x"));
-                let failed = match made {
+            let ended = self
+                .processes
+                .iter_mut()
+                .any(|one| one.try_wait().unwrap().is_some());
+            let late = begun.elapsed() > Duration::from_secs(60);
+            let why = match TcpStream::connect(self.address) {
+                Err(error) => error.to_string(),
+                Ok(_) => match self.runtime.block_on(self.bucket.write("ready", "x")) {
                     Ok(_) => return self.remove("ready"),
-                    Err(error) => error,
-                };
-                assert!(begun.elapsed() < Duration::from_secs(60), "{failed}");
-            }
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "weed does not listen"
-            );
+                    Err(error) => error.to_string(),
+                },
+            };
+            assert!(!ended && !late, "weed: {why}\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(200));
         }
+    }
+
+    /// The end of each server's log.
+    fn logs(&self) -> String {
+        let servers = fs::read_dir(self.dir.path()).unwrap();
+        let logs =
+            servers.filter_map(|dir| fs::read_to_string(dir.unwrap().path().join("log")).ok());
+        let ends = logs.map(|log| log[log.len().saturating_sub(2000)..].to_owned());
+        ends.collect::<Vec<_>>().join("\n\n")
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -266,6 +281,14 @@ impl Drop for Seaweed {
                 _ => {}
             }
             let _ = process.wait();
+        }
+        // They leave two sockets for each port.
+        for port in PORTS.lock().unwrap().iter() {
+            for server in ["master", "volume", "filer", "s3"] {
+                let http = format!("/tmp/seaweedfs-{server}-{port}.sock");
+                let grpc = format!("/tmp/seaweedfs-{server}-grpc-{}.sock", port + 10_000);
+                let _ = (fs::remove_file(http), fs::remove_file(grpc));
+            }
         }
     }
 }
