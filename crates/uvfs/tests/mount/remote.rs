@@ -146,3 +146,42 @@ fn a_store_by_the_helper() {
     assert!(fs::read(at.join("file")).unwrap() == content);
     run(uvfs().arg("umount").arg(&at)).ok();
 }
+
+/// Every call that would change something is EROFS. (pjdfstest makes a directory of its own where it runs, before any test,
+/// so nothing of it runs here.)
+#[test]
+fn a_store_is_read_only() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (uri, _) = store(&scratch);
+    fs::create_dir(scratch.path("store/dir")).unwrap();
+    let at = scratch.dir("mount");
+    run(&mut mount(&scratch, &uri, &at)).ok();
+    for script in [
+        ">>\"$1/file\"",
+        ">\"$1/new\"",
+        "mkdir \"$1/new\"",
+        "rmdir \"$1/dir\"",
+        "rm -f \"$1/file\"",
+        "mv \"$1/file\" \"$1/other\"",
+        "ln \"$1/file\" \"$1/other\"",
+        "ln -s x \"$1/new\"",
+        "mkfifo \"$1/new\"",
+        "mknod \"$1/new\" c 1 3",
+        "chmod 600 \"$1/file\"",
+        "chown 1 \"$1/file\"",
+        "touch \"$1/file\"",
+        "truncate -s 0 \"$1/file\"",
+        "setfattr -n user.x -v y \"$1/file\"",
+    ] {
+        let outcome = run(shell(script, &[&at]).env("LC_ALL", "C"));
+        assert!(!outcome.status.success(), "{script}: {outcome}");
+        assert!(
+            outcome.stderr.contains("Read-only file system"),
+            "{script}: {outcome}"
+        );
+    }
+    run(uvfs().arg("umount").arg(&at)).ok();
+}
