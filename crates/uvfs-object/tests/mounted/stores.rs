@@ -120,14 +120,20 @@ fn weed(dir: &Path, what: &str, args: &[String]) -> Child {
         .unwrap()
 }
 
-/// The file that has the keys.
-fn identities(dir: &Path) -> String {
+/// The options of S3. It has servers of fixed ports beside it, which are switched off.
+fn s3(dir: &Path, port: u16) -> [String; 5] {
     let config = dir.join("s3.json");
     let identities = format!(
         r#"{{"identities":[{{"name":"t","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],"actions":["Admin","Read","Write","List"]}}]}}"#
     );
     fs::write(&config, identities).unwrap();
-    config.display().to_string()
+    [
+        "-s3".into(),
+        "-s3.port.iceberg=0".into(),
+        "-s3.port.lance=0".into(),
+        format!("-s3.port={port}"),
+        format!("-s3.config={}", config.display()),
+    ]
 }
 
 impl Seaweed {
@@ -135,11 +141,10 @@ impl Seaweed {
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port()));
-        let mut args = ["-filer", "-s3", "-dir=.", "-volume.max=20"]
+        let mut args = ["-filer", "-dir=.", "-volume.max=20"]
             .map(str::to_owned)
             .to_vec();
-        args.push(format!("-s3.config={}", identities(dir.path())));
-        args.push(format!("-s3.port={}", address.port()));
+        args.extend(s3(dir.path(), address.port()));
         args.extend(["master", "volume", "filer"].map(|part| format!("-{part}.port={}", port())));
         let server = weed(dir.path(), "server", &args);
         Self::of(vec![server], address, dir)
@@ -166,14 +171,12 @@ impl Seaweed {
             format!("-port={master}"),
         ];
         processes.push(weed(dir.path(), "master", &args));
-        let args = [
-            "-s3".into(),
+        let mut args = vec![
             "-defaultReplicaPlacement=001".into(),
-            format!("-s3.config={}", identities(dir.path())),
-            format!("-s3.port={}", address.port()),
             format!("-port={}", port()),
             format!("-master=127.0.0.1:{master}"),
         ];
+        args.extend(s3(dir.path(), address.port()));
         processes.push(weed(dir.path(), "filer", &args));
         Self::of(processes, address, dir)
     }
