@@ -48,6 +48,26 @@ impl Blocks for Counted {
     }
 }
 
+/// Most copies of the superblock that mkfs writes know no root directory. They speak for the primary one all the same, so
+/// that a repair searches for no other.
+#[test]
+fn copies_without_a_root_directory_are_no_reason_to_search() {
+    if !can_run() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&["-d", "agcount=6"]));
+    let counted = Arc::new(Counted::new(&MemImage::load(&image.path()).unwrap(), false));
+    let dry = RepairOptions {
+        dry_run: true,
+        ..options()
+    };
+    let outcome = repair(counted.clone(), &NoSink, &dry, &CheckProgress::default()).unwrap();
+    assert_eq!(outcome.found_count, 0);
+    let (read, _) = counted.counts();
+    assert!(read < 4000, "{read} sectors");
+}
+
 /// A check, and all rounds of a repair, read each part of a small file system once.
 #[test]
 fn a_small_file_system_is_read_once() {
