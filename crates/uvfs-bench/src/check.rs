@@ -1,7 +1,7 @@
 //! `uvfs bench check`: checking an XFS image, against xfs_repair -n.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -12,23 +12,28 @@ use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
 use super::child::uvfs;
-use super::common::{Common, words};
+use super::common::{Common, Place, words};
 use super::interrupt;
 use super::measure::Measured;
 use super::programs::is_installed;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say};
-use super::server::{Kind, Target};
+use super::server::{Kind, Target, start_store};
+use super::store::StoreJob;
 
 const EXAMPLES: &str = "\
 Examples:
   uvfs bench check disk.img
   uvfs bench check disk.img --engine sync,uring --prefetch large --cache cold --json
+  uvfs bench check disk.img --latency-us 0,1000,20000 --cache cold
 
 Every target runs once in each round, as a process of its own, beginning with another target each
 time. Cold: the image is dropped from the page cache before each run (of a block device, what the
 kernel lets go), and uvfs reads past the cache. Warm: the image is read into the cache first, and
 uvfs reads through it. MiB read are what came from the device.
+
+With latency the image is a file of a store (a mount) whose reads, of 1 MiB at most, take so much
+longer, as those of a network disk do. Nothing of it is in a cache.
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.";
 
@@ -50,9 +55,23 @@ pub struct Args {
     /// Pass on to the check
     #[arg(long, value_name = "BYTES")]
     memory: Option<String>,
+    /// Microseconds that each read takes longer; 0 reads the image itself
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0",
+        value_parser = clap::value_parser!(u64).range(0..=1_000_000),
+        value_name = "LIST"
+    )]
+    latency_us: Vec<u64>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     common: Common,
 }
+
+/// The most that one read of a slow store carries, in bytes.
+const PIECE: u32 = 1 << 20;
 
 /// The state of the page cache before a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -183,17 +202,50 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
 pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     let targets = targets(&args);
-    let works = args.cache.iter().map(|cache| {
-        let (name, title) = words(cache);
-        Work::new(name, title, Unit::Run)
-    });
-    let settings = json!({"image": args.image});
+    let itself = args.latency_us.contains(&0);
+    let caches = args.cache.iter().filter(|_| itself);
+    let slow = args.latency_us.iter().filter(|us| **us > 0);
+    let mut works: Vec<Work> = (caches.clone())
+        .map(|cache| {
+            let (name, title) = words(cache);
+            Work::new(name, title, Unit::Run)
+        })
+        .collect();
+    works.extend(slow.clone().map(|us| {
+        let title = format!("in a store, {us} \u{b5}s more for each read");
+        Work::new(format!("{us}us"), title, Unit::Run)
+    }));
+    let workspace = match slow.clone().next() {
+        Some(_) => Some(args.place.workspace(0)?),
+        None => None,
+    };
+    let image = || args.image.display().to_string();
+    let data = args.image.canonicalize().context(image)?;
+    let bytes = File::open(&data).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    let bytes = bytes.context(image)?;
+    let settings = json!({"image": args.image, "latency_us": args.latency_us});
     let round = |_, target: &Target, _: Say<'_>| -> Result<Vec<Sample>> {
-        let caches = args.cache.iter();
-        caches
-            .map(|cache| measure(target, &args.image, *cache))
-            .collect()
+        let mut samples = Vec::new();
+        for cache in caches.clone() {
+            samples.push(measure(target, &args.image, *cache)?);
+        }
+        for latency_us in slow.clone() {
+            let workspace = workspace.as_ref().expect("made for these");
+            let store = StoreJob {
+                mountpoint: workspace.store(),
+                data: Some(data.clone()),
+                bytes,
+                piece: PIECE,
+                latency_us: *latency_us,
+                dev: false,
+            };
+            let store = start_store(workspace, store)?;
+            let image = store.path().join("0");
+            let sample = measure(target, &image, Cache::Cold);
+            samples.push(sample.map_err(|e| store.blame(e))?);
+        }
+        Ok(samples)
     };
     args.common
-        .measure("check", &targets, works.collect(), settings, round)
+        .measure("check", &targets, works, settings, round)
 }
