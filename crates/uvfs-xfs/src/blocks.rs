@@ -126,6 +126,11 @@ pub trait Blocks: Send + Sync {
     fn readahead(&self, extents: &[DiskExtent]) {
         let _ = extents;
     }
+
+    /// Says that these `len` bytes of file data will be read soon, by one [`Blocks::read_data`]. Never waits.
+    fn readahead_data(&self, offset: u64, len: usize) {
+        let _ = (offset, len);
+    }
 }
 
 /// Reads of one thread, many in flight.
@@ -160,6 +165,9 @@ impl<B: Blocks + ?Sized> Blocks for Arc<B> {
     }
     fn readahead(&self, extents: &[DiskExtent]) {
         (**self).readahead(extents)
+    }
+    fn readahead_data(&self, offset: u64, len: usize) {
+        (**self).readahead_data(offset, len)
     }
     fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
         (**self).stream(room)

@@ -23,6 +23,8 @@ use std::ops::Range;
 const BLOCK: usize = 512;
 /// Blocks that are read at once.
 const READ_BLOCKS: u64 = 64;
+/// Steps of a search by halves whose blocks are read ahead together.
+const STEPS_AHEAD: u32 = 4;
 /// Records that the kernel writes at the same time (`XLOG_MAX_ICLOGS`).
 const RECORDS_AT_ONCE: usize = 8;
 /// Headers of a record: one for each 32 KiB of the largest log buffer, and room to spare.
@@ -172,7 +174,12 @@ impl<'a, B: Blocks> Log<'a, B> {
     /// The first block in `low..high` whose cycle is `cycle`, if all from there on have it and
     /// none before; `high` if there is none.
     fn first_with(&self, mut low: u64, mut high: u64, cycle: u32) -> Result<u64, String> {
+        let mut steps = 0;
         while low < high {
+            if steps % STEPS_AHEAD == 0 {
+                self.readahead_middles(low, high, STEPS_AHEAD);
+            }
+            steps += 1;
             let mid = low + (high - low) / 2;
             if self.cycle(mid)? == cycle {
                 high = mid;
@@ -181,6 +188,16 @@ impl<'a, B: Blocks> Log<'a, B> {
             }
         }
         Ok(low)
+    }
+
+    /// Reads ahead the blocks that so many steps of a search by halves may come to.
+    fn readahead_middles(&self, low: u64, high: u64, steps: u32) {
+        if low < high && steps > 0 {
+            let mid = low + (high - low) / 2;
+            self.readahead(mid, 1);
+            self.readahead_middles(low, mid, steps - 1);
+            self.readahead_middles(mid + 1, high, steps - 1);
+        }
     }
 
     /// The first block of `range` that was written in this cycle.
@@ -199,7 +216,11 @@ impl<'a, B: Blocks> Log<'a, B> {
         step: u64,
         is: impl Fn(u64, &[u8]) -> Option<T>,
     ) -> Result<Option<T>, String> {
-        for done in (0..count).step_by(step as usize) {
+        let steps = || (0..count).step_by(step as usize);
+        for done in steps() {
+            self.readahead((start + done) % self.len, step.min(count - done));
+        }
+        for done in steps() {
             let from = (start + done) % self.len;
             let bytes = self.blocks(from, step.min(count - done))?;
             let mut blocks = (from..).zip(bytes.chunks_exact(BLOCK));
@@ -274,6 +295,17 @@ impl<'a, B: Blocks> Log<'a, B> {
             read.map_err(|e| format!("reading its block {at}: {e}"))?;
         }
         Ok(out)
+    }
+
+    /// Says that [`Log::blocks`] will be called.
+    fn readahead(&self, start: u64, count: u64) {
+        let before_end = count.min(self.len - start);
+        for (at, count) in [(start, before_end), (0, count - before_end)] {
+            if count > 0 {
+                let offset = (self.start + at) * BLOCK as u64;
+                self.blocks.readahead_data(offset, count as usize * BLOCK);
+            }
+        }
     }
 
     /// How far `to` is from `from`, forwards.

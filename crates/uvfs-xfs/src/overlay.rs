@@ -344,6 +344,10 @@ impl Blocks for Overlay {
     fn waits(&self) -> bool {
         self.base.waits()
     }
+
+    fn readahead_data(&self, offset: u64, len: usize) {
+        self.base.readahead_data(offset, len);
+    }
 }
 
 /// Reads ahead of the image, less those of which the overlay has a part.

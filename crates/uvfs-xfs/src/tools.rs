@@ -16,10 +16,14 @@ use std::io::{self, Write};
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
+/// The same of an image whose data only an engine reaches: so many requests for parts of it are under way.
+const REMOTE_CHUNK: usize = 8 << 20;
 /// Directories with more entries than this are listed in their own order, not by name.
 const SORT_LIMIT: usize = 100_000;
-/// Entries of a directory that a copy holds at a time.
+/// Entries of a directory that a copy holds at a time, and whose inodes are read ahead together.
 const BATCH: usize = 1024;
+/// Entries whose data a copy reads ahead.
+const DATA_AHEAD: usize = 32;
 /// Directories within directories that a copy goes down: each holds a file descriptor.
 const MAX_DEPTH: usize = 500;
 
@@ -40,10 +44,16 @@ fn twice(dir: &Inode, ino: u64) -> Error {
     )
 }
 
+/// Memory for what is read at a time.
+fn buffer(volume: &Volume) -> Vec<u8> {
+    let local = volume.blocks().data_file().is_some();
+    vec![0; if local { CHUNK } else { REMOTE_CHUNK }]
+}
+
 /// Writes the contents of the regular file at `path`, links followed.
 pub fn cat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
     let inode = volume.resolve(path, true)?;
-    let mut buf = vec![0; CHUNK];
+    let mut buf = buffer(volume);
     let mut offset = 0;
     loop {
         let n = volume.read(&inode, offset, &mut buf)?;

@@ -94,7 +94,7 @@ pub enum Strategy {
     Large,
     /// Many small reads
     Exact,
-    /// The way that suits the device: 32 reads of 4 KiB in flight are timed against 1 MiB in reads of 256 KiB, and
+    /// For an image in a store exact; else the way that suits the device: 32 reads of 4 KiB in flight are timed against 1 MiB in reads of 256 KiB, and
     /// large reads are chosen if a byte costs less than an eighth with them
     Auto,
 }
@@ -154,6 +154,14 @@ impl Checked {
         match self {
             Checked::Device(_) => None,
             Checked::Remote(target) => target.failure(),
+        }
+    }
+
+    /// A store answers many requests at a time, and what lies between is not worth its price.
+    pub(crate) fn prefetch(&self, strategy: Strategy) -> Prefetch {
+        match (self, strategy) {
+            (Checked::Remote(_), Strategy::Auto) => Prefetch::Exact,
+            (_, strategy) => strategy.into(),
         }
     }
 
@@ -285,7 +293,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     enough.map_err(|why| failed(checked.failure().unwrap_or(why)))?;
     let options = CheckOptions {
         threads: args.threads.map_or(0, |n| n as usize),
-        prefetch: args.prefetch.into(),
+        prefetch: checked.prefetch(args.prefetch),
         memory,
         ..CheckOptions::default()
     };

@@ -14,7 +14,7 @@ use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
-use crate::check::{Checked, enough, finding_json, json_at, open, peak_memory, shown};
+use crate::check::{Checked, Strategy, enough, finding_json, json_at, open, peak_memory, shown};
 use crate::confine;
 use crate::image::remote;
 
@@ -153,6 +153,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         dry_run: args.dry_run,
         check: CheckOptions {
             memory,
+            prefetch: checked.prefetch(Strategy::Auto),
             ..CheckOptions::default()
         },
     };

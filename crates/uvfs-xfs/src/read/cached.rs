@@ -69,6 +69,13 @@ impl CachedBlocks {
         (extent, ((daddr - start) * SECTOR) as usize)
     }
 
+    /// The extent that a short read of file data takes, and how many bytes come before the data.
+    fn widen_data(&self, offset: u64, len: usize) -> (Extent, usize) {
+        let within = offset % SECTOR;
+        let (extent, skip) = self.widen(offset / SECTOR, within + len as u64);
+        (extent, skip + within as usize)
+    }
+
     /// `extents` widened, and whether they were as wide before.
     fn widen_all(&self, extents: &[DiskExtent]) -> (SmallVec<[Extent; 1]>, bool) {
         let wide = |e: &DiskExtent| self.widen(e.daddr, e.bytes.into()).0;
@@ -134,17 +141,25 @@ impl Blocks for CachedBlocks {
         }
         const { assert!(DATA_SECTORS < MAX_SECTORS) };
         let one = DATA_SECTORS * SECTOR;
+        if buf.len() as u64 <= one {
+            let (extent, from) = self.widen_data(offset, buf.len());
+            // It was read ahead.
+            if self.target.contains(&[extent]) {
+                let read = self.target.read(&[extent], &Anything).map_err(error)?;
+                buf.copy_from_slice(&read.read()[from..from + buf.len()]);
+                return Ok(());
+            }
+        }
         let at_a_time = self.target.memory().limit as u64 / DATA_SHARE / one;
         let mut at = offset;
         for parts in buf.chunks_mut((at_a_time.max(1) * one) as usize) {
             let mut wide = Vec::new();
             let mut places = Vec::new();
             for part in parts.chunks_mut(one as usize) {
-                let within = (at % SECTOR) as usize;
-                let (extent, skip) = self.widen(at / SECTOR, (within + part.len()) as u64);
+                let (extent, from) = self.widen_data(at, part.len());
                 at += part.len() as u64;
                 wide.push([extent]);
-                places.push((skip + within, part));
+                places.push((from, part));
             }
             let wide: Vec<&[Extent]> = wide.iter().map(|extent| &extent[..]).collect();
             let read = self.target.read_many_uncached(&wide, &Anything);
@@ -175,6 +190,14 @@ impl Blocks for CachedBlocks {
             target.readahead([&wide[..]], &Anything, Prefetch::Exact);
         } else {
             target.readahead(wide.chunks(1), &Anything, Prefetch::Exact);
+        }
+    }
+
+    fn readahead_data(&self, offset: u64, len: usize) {
+        if self.file.is_none() && !self.waits() && len as u64 <= DATA_SECTORS * SECTOR {
+            let extent = [self.widen_data(offset, len).0];
+            let target = &self.target;
+            target.readahead([&extent[..]], &Anything, Prefetch::Exact);
         }
     }
 

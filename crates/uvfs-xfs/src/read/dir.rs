@@ -117,6 +117,15 @@ impl Volume {
         Ok(None)
     }
 
+    /// Says that a directory will be read soon. Never waits.
+    pub(crate) fn readahead_dir(&self, dir: &Inode) {
+        if dir.fork_format(Fork::Data) == Some(FORMAT_EXTENTS)
+            && let Ok(Some(e)) = self.fork_extents(DATA, dir, dir_range(self.geometry(), 0))
+        {
+            self.blocks().readahead(&e);
+        }
+    }
+
     /// Lists a directory from `start` (0, or [`DirEntry::next`] of an earlier entry), "." and ".."
     /// included, until `visit` gives `false`.
     pub fn readdir(

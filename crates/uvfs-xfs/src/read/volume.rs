@@ -12,6 +12,9 @@ use uvfs_buf::{Anything, Verifier};
 /// Symbolic links followed in one path before it counts as a loop, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
 
+/// The longest file that is read ahead as a whole, in bytes.
+const MAX_AHEAD: u64 = 256 << 10;
+
 /// An XFS file system, open for reading.
 pub struct Volume {
     blocks: Box<dyn Blocks>,
@@ -130,6 +133,33 @@ impl Volume {
     pub fn readahead_inode(&self, ino: u64) {
         if let Some(a) = self.geometry.inode(ino) {
             self.blocks.readahead(&[self.cluster(a.block()).0]);
+        }
+    }
+
+    /// Says that these inodes will be read soon.
+    pub(crate) fn readahead_inodes(&self, inodes: impl Iterator<Item = u64>) {
+        let places = inodes.filter_map(|ino| self.geometry.inode(ino));
+        let clusters = places.map(|place| self.cluster(place.block()).0);
+        let mut clusters: Vec<DiskExtent> = clusters.collect();
+        clusters.sort_unstable_by_key(|cluster| cluster.daddr);
+        clusters.dedup();
+        for cluster in clusters {
+            self.blocks.readahead(&[cluster]);
+        }
+    }
+
+    /// Says that all of a file will be read soon, if it is small.
+    pub(crate) fn readahead_file(&self, ino: u64) {
+        // Whoever reads it is told what is wrong with it.
+        let Ok(inode) = self.inode(ino) else { return };
+        if inode.file_type() != FileType::Regular || inode.size > MAX_AHEAD {
+            return;
+        }
+        let runs = self.data_runs(&inode, 0, inode.size as usize);
+        for run in runs.unwrap_or_default() {
+            if let Some(at) = run.device {
+                self.blocks.readahead_data(at, run.len);
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::ls::escape;
-use super::{BATCH, CHUNK, MAX_DEPTH, output, twice};
+use super::{BATCH, DATA_AHEAD, MAX_DEPTH, buffer, output, twice};
 
 /// The counts of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub fn copy_out(
         seen: HashSet::new(),
         done: Copied::default(),
         report,
-        buf: vec![0; CHUNK],
+        buf: buffer(volume),
     };
     match (open_dir(to), name) {
         // Into an existing directory, under the source's own name.
@@ -145,6 +145,8 @@ struct Frame {
     inode: Inode,
     /// Entries read and not copied yet, and where to go on reading.
     batch: VecDeque<(Vec<u8>, u64)>,
+    /// Of the first of these so many are read ahead.
+    ahead: usize,
     next: u64,
     complete: bool,
     /// Attributes are to be set when it is done.
@@ -232,6 +234,7 @@ impl Copy<'_> {
             path,
             inode,
             batch: VecDeque::new(),
+            ahead: 0,
             next: 0,
             complete: false,
             own,
@@ -249,6 +252,13 @@ impl Copy<'_> {
                 }
                 continue;
             };
+            top.ahead = top.ahead.saturating_sub(1);
+            while let Some((_, ino)) = top.batch.get(top.ahead)
+                && top.ahead < DATA_AHEAD
+            {
+                self.volume.readahead_file(*ino);
+                top.ahead += 1;
+            }
             let path = top.path.join(OsStr::from_bytes(&name));
             let Some(child) = self.check(&path, self.volume.inode(ino)) else {
                 continue;
@@ -289,6 +299,8 @@ impl Copy<'_> {
             }
             true
         });
+        self.volume
+            .readahead_inodes(batch.iter().map(|(_, ino)| *ino));
         // Positions grow, so that this ends.
         frame.complete = !full || *next <= start;
         if let Err(e) = read {

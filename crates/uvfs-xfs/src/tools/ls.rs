@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{SORT_LIMIT, output, twice};
+use super::{BATCH, SORT_LIMIT, output, twice};
 
 /// How [`ls`] lists.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,23 +80,32 @@ pub fn ls(
                 report(as_path(&path), &e);
             }
             entries.sort_by(|a, b| a.0.cmp(&b.0));
-            for (name, ino, kind) in entries.drain(..) {
-                line(volume, &name, ino, options, out, &mut report).map_err(&write_failed)?;
+            for (at, (name, ino, kind)) in entries.iter().enumerate() {
+                if options.long && at % BATCH == 0 {
+                    let batch = entries[at..].iter().take(BATCH);
+                    volume.readahead_inodes(batch.map(|entry| entry.1));
+                }
+                line(volume, name, *ino, options, out, &mut report).map_err(&write_failed)?;
                 let directory = matches!(kind, FileType::Directory | FileType::Unknown);
                 if options.recursive && directory && name != b"." && name != b".." {
-                    below.push((name, ino));
+                    below.push((name.clone(), *ino));
                 }
             }
+            entries.clear();
             if !more {
                 break;
             }
         }
+        volume.readahead_inodes(below.iter().map(|(_, ino)| *ino));
         // Last in, first out: the first name is listed next.
         for (name, ino) in below.into_iter().rev() {
             let child = join(&path, &name);
             match volume.inode(ino) {
                 Ok(i) if !i.is_dir() => {}
-                Ok(i) if seen.insert(ino) => todo.push((child, i)),
+                Ok(i) if seen.insert(ino) => {
+                    volume.readahead_dir(&i);
+                    todo.push((child, i));
+                }
                 Ok(_) => report(as_path(&child), &twice(&dir, ino)),
                 Err(e) if !options.long => report(as_path(&child), &e),
                 Err(_) => {} // Reported with its line.

@@ -23,19 +23,14 @@ const KEY: &str = "images/a disk.img";
 /// Adds a file that takes many requests.
 const LARGE: &str = "head -c 60M /dev/urandom >large; head -c 60M /dev/zero | tr '\\0' x >x";
 
-fn can_run() -> bool {
-    has(&NEEDS) && has(&[Need::Program("weed")])
-}
-
-/// A store with an image, and the proxy before it.
-struct Stored {
-    store: Seaweed,
+/// A store with an image, and a proxy before it.
+struct Stored<'a> {
+    store: &'a Seaweed,
     proxy: Proxy,
 }
 
-impl Stored {
-    fn new(image: &Image) -> Self {
-        let store = Seaweed::start();
+impl<'a> Stored<'a> {
+    fn new(store: &'a Seaweed, image: &Image) -> Self {
         store.put(KEY, &fs::read(&image.path).unwrap());
         let proxy = Proxy::start(store.address());
         Self { store, proxy }
@@ -65,17 +60,25 @@ impl Stored {
     }
 }
 
-/// Every command shows of an image in a store what it shows of the image on the local disk, at any latency, and reads
-/// little more of it than that takes. Nothing gets to the local disk.
 #[test]
-fn an_image_in_a_store_is_like_the_local_one() {
-    if !can_run() {
+fn in_a_store() {
+    if !has(&NEEDS) || !has(&[Need::Program("weed")]) {
         return;
     }
+    let store = Seaweed::start();
+    an_image_is_like_the_local_one(&store);
+    an_image_is_mounted(&store);
+    an_image_that_changes_or_is_missing_is_an_error(&store);
+    a_stalled_store_ends_a_command_in_time(&store);
+}
+
+/// Every command shows of an image in a store what it shows of the image on the local disk, at any latency, and reads
+/// little more of it than that takes. Nothing gets to the local disk.
+fn an_image_is_like_the_local_one(store: &Seaweed) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
     image.write("head -c 20M /dev/urandom >large");
-    let stored = Stored::new(&image);
+    let stored = Stored::new(store, &image);
     let local = |command: &str, options: &[&str], rest: &[&str]| {
         let mut uvfs = uvfs();
         run(uvfs.arg(command).args(options).arg(image.arg()).args(rest)).ok()
@@ -97,8 +100,13 @@ fn an_image_in_a_store_is_like_the_local_one() {
         same("stat", &[], &["/a/data"], MIB);
         same("cat", &[], &["/a/data"], MIB);
         same("cat", &[], &["/a/sparse"], MIB);
-        same("check", &["--prefetch", "exact"], &[], 4 * MIB);
-        same("check", &["--memory", "64M"], &[], 12 * MIB);
+        same("check", &[], &[], 2 * MIB);
+        same(
+            "check",
+            &["--memory", "64M", "--prefetch", "large"],
+            &[],
+            12 * MIB,
+        );
         same("repair", &["-n"], &[], 8 * MIB);
         let copy = copies.join(delay.to_string());
         fs::create_dir(&copy).unwrap();
@@ -112,15 +120,11 @@ fn an_image_in_a_store_is_like_the_local_one() {
 
 /// A mount of an image shows what the kernel's does. The store says whether a URI names an image or what is below a
 /// prefix, unless the mount says so.
-#[test]
-fn an_image_in_a_store_is_mounted() {
-    if !can_run() {
-        return;
-    }
+fn an_image_is_mounted(store: &Seaweed) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
     let expected = run(&mut describe(&image.shown_by_kernel(), false)).ok();
-    let stored = Stored::new(&image);
+    let stored = Stored::new(store, &image);
     stored.store.put(&format!("{KEY}.d/below"), b"it is below");
     stored.proxy.delay(Duration::from_millis(1));
     let at = scratch.dir("mount");
@@ -155,15 +159,11 @@ fn an_image_in_a_store_is_mounted() {
 
 /// An image that is replaced while it is read is an error that says so, and so is one that is missing, or that is to
 /// be changed.
-#[test]
-fn an_image_that_changes_or_is_missing_is_an_error() {
-    if !can_run() {
-        return;
-    }
+fn an_image_that_changes_or_is_missing_is_an_error(store: &Seaweed) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
     image.write(LARGE);
-    let stored = Stored::new(&image);
+    let stored = Stored::new(store, &image);
     let mut cat = uvfs();
     let mut cat = cat.arg("cat").arg(stored.uri(KEY)).arg("/x");
     cat = cat.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -198,14 +198,10 @@ fn an_image_that_changes_or_is_missing_is_an_error() {
 }
 
 /// A store that stops answering ends a command within its time, with one error and no findings.
-#[test]
-fn a_stalled_store_ends_a_command_in_time() {
-    if !can_run() {
-        return;
-    }
+fn a_stalled_store_ends_a_command_in_time(store: &Seaweed) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
-    let stored = Stored::new(&image);
+    let stored = Stored::new(store, &image);
     let timeout = ["--timeout", "2"];
     let ends = |mut command: Command, code, stall_after: Option<u64>| {
         let before = stored.proxy.answered();
