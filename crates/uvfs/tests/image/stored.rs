@@ -123,7 +123,8 @@ fn an_image_is_like_the_local_one(store: &Seaweed) {
 fn an_image_is_mounted(store: &Seaweed) {
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
-    let expected = run(&mut describe(&image.shown_by_kernel(), false)).ok();
+    let kernel = image.shown_by_kernel();
+    let expected = run(&mut describe(&kernel, false)).ok();
     let stored = Stored::new(store, &image);
     stored.store.put(&format!("{KEY}.d/below"), b"it is below");
     stored.proxy.delay(Duration::from_millis(1));
@@ -150,6 +151,23 @@ fn an_image_is_mounted(store: &Seaweed) {
         assert!(listed.lines().any(|name| name == shown), "{listed}");
         mount.unmount().ok();
     }
+    // A mount outlives a store that stalls, and shows nothing of another image.
+    let serve = Serve::over(Transport::Dev).option("timeout=2");
+    let mount = Mount::new(&serve, Path::new(&stored.uri(KEY)), &at);
+    let cat = |name: &str| mount.run(&mut command("cat", [at.join(name)]));
+    stored.proxy.set(Mode::Stall);
+    let begun = Instant::now();
+    let stalled = cat("a/data");
+    assert!(stalled.stderr.contains("Input/output error"), "{stalled}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{stalled}");
+    stored.proxy.set(Mode::Pass);
+    let mut compare = command("cmp", [&at, &kernel].map(|root| root.join("a/data")));
+    mount.run(&mut compare).ok();
+    stored.store.put(KEY, &vec![0; 400 << 20]);
+    let stale = cat("many/dir-001/file");
+    assert!(stale.stderr.contains("Stale file handle"), "{stale}");
+    mount.unmount().ok();
+
     let missing = stored.uri("images/none.img");
     let refused = run(uvfs().args(["mount", "-o", "image", &missing]).arg(&at));
     assert_eq!(refused.status.code(), Some(1), "{refused}");
