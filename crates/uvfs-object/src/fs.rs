@@ -30,6 +30,13 @@ use crate::window::Window;
 const TTL: Duration = Duration::from_secs(1);
 /// Threads that talk to the store.
 const WORKERS: usize = 2;
+/// Memory that a request to the store takes at most: HTTP and TLS have buffers of half of this.
+const REQUEST: u64 = 1 << 20;
+/// Requests of the kernel on each core.
+const IN_FLIGHT: usize = 64;
+/// The largest read is between these, in bytes.
+const LEAST_READ: u64 = 32 << 10;
+const MOST_READ: u64 = 1 << 20;
 /// Objects that were fetched ahead and are held open. An open object has three descriptors.
 const MOST_AHEAD: usize = 128;
 /// Bytes of an entry of READDIRPLUS before its name.
@@ -98,7 +105,7 @@ impl ObjectFs {
             store,
             runtime: runtime.handle().clone(),
             cache,
-            permits: Arc::new(Semaphore::new(options.requests.max(1))),
+            permits: Arc::new(Semaphore::new(permits(&options))),
         };
         Ok(Self {
             runtime: Some(runtime),
@@ -395,6 +402,20 @@ impl Drop for ObjectFs {
     }
 }
 
+/// Requests for data at a time.
+fn permits(options: &Options) -> usize {
+    let fitting = usize::try_from(options.memory / 2 / REQUEST).unwrap_or(usize::MAX);
+    options.requests.min(fitting).max(1)
+}
+
+/// The largest read, so that all that the kernel may send at a time fit into their half of the memory.
+fn largest_read(options: &Options) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = options.memory / 2 / (IN_FLIGHT * cores) as u64;
+    // Whole pages.
+    (each.clamp(LEAST_READ, MOST_READ) & !(LEAST_READ - 1)) as u32
+}
+
 fn default_dir() -> io::Result<PathBuf> {
     let dir = |name| std::env::var_os(name).map(PathBuf::from);
     let cache = dir("XDG_CACHE_HOME").filter(|path| path.is_absolute());
@@ -432,6 +453,8 @@ impl FileSystem for ObjectFs {
             | InitFlags::NO_EXPORT_SUPPORT
             | InitFlags::PARALLEL_DIROPS;
         config.wanted -= InitFlags::WRITEBACK_CACHE | InitFlags::EXPORT_SUPPORT;
+        // The protocol has one limit for reads and writes.
+        config.max_write = config.max_write.min(largest_read(&self.options));
         // An answer with attributes costs a request for each name: only what looks at them gets it.
         if self.options.metadata {
             config.wanted |= InitFlags::READDIRPLUS_AUTO;

@@ -47,6 +47,9 @@ pub struct Options {
     pub timeout: Duration,
     /// Requests for data that are under way at a time, at most.
     pub requests: usize,
+    /// Bytes of memory that the server may take for data: half for what the kernel asks for, half for requests to the
+    /// store, of which there are fewer than [`Options::requests`] where that is too little for them.
+    pub memory: u64,
     /// Files that are complete in the cache are read by the kernel itself.
     pub backing_files: bool,
     /// Types, modes, owners and times come from the objects' user metadata where they have it. Listings do not carry it, so
@@ -70,6 +73,7 @@ impl Default for Options {
             ttl: Duration::from_secs(1),
             timeout: Duration::from_secs(60),
             requests: 64,
+            memory: 128 << 20,
             backing_files: true,
             metadata: false,
             uid: rustix::process::getuid().as_raw(),

@@ -334,6 +334,7 @@ fn mount_store(
     how.ttl = words.ttl.unwrap_or(how.ttl);
     how.timeout = words.timeout.unwrap_or(how.timeout);
     how.requests = words.requests.unwrap_or(how.requests);
+    how.memory = options.memory.unwrap_or(how.memory);
     how.metadata = words.metadata;
     how.uid = words.uid.unwrap_or(how.uid);
     how.gid = words.gid.unwrap_or(how.gid);

@@ -73,7 +73,8 @@ Mount options (-o, comma separated; a later one wins):
                              makes the type plain fuse)
   transport=T, wait=W, spin_us=TIME, foreground
                              as the options of the same names
-  memory=SIZE                images: limit of the metadata cache (default 64M)
+  memory=SIZE                images: limit of the metadata cache (default 64M); object stores: limit of
+                             the memory for data (default 128M)
   engine=sync|aio|uring      images: how metadata is read (default sync)
                              Images are always read-only, and cached for as long as memory lasts;
                              the options of directories mean nothing for them.
