@@ -272,6 +272,74 @@ impl Engine for ObjectEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use uvfs_io::engine::IoExtent;
+    use uvfs_mem::Arena;
+
+    /// Reads `extents` into blocks of these lengths; gives what was read, and the error.
+    fn read(
+        engine: &ObjectEngine,
+        extents: &[(u64, usize)],
+        blocks: &[usize],
+    ) -> (Vec<u8>, Option<Errno>) {
+        let arena = Arena::new(1 << 20).unwrap();
+        let extents = extents
+            .iter()
+            .map(|&(offset, len)| IoExtent { offset, len });
+        let blocks = blocks.iter().map(|len| arena.alloc(*len).unwrap());
+        let mut ios = vec![Io::new(Op::Read, 7, extents, blocks)];
+        engine.submit(&mut ios);
+        assert!(ios.is_empty());
+        let mut done = Vec::new();
+        assert_eq!(engine.reap(true, &mut done), 1);
+        assert_eq!(engine.in_flight(), 0);
+        let io = done.pop().unwrap();
+        assert_eq!(io.tag, 7);
+        (
+            io.memory.iter().flat_map(|block| block.to_vec()).collect(),
+            io.error(),
+        )
+    }
+
+    /// Reads of any shape get the object's bytes, and a changed object ends the device if it is to.
+    #[test]
+    fn one_version_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let object = dir.path().join("disk.img");
+        let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
+        fs::write(&object, &bytes).unwrap();
+        let uri = format!("fs://{}/disk.img", dir.path().display());
+        let open = |gives_up| ObjectEngine::open(&uri, &Options::default(), gives_up).unwrap();
+        assert!(
+            ObjectEngine::open(&format!("{uri}.none"), &Options::default(), true)
+                .unwrap()
+                .is_none()
+        );
+        let engines = [open(false).unwrap(), open(true).unwrap()];
+        for engine in &engines {
+            assert_eq!(engine.geometry().size, 100_000);
+            let (shown, error) = read(engine, &[(90_000, 5000), (17, 3000)], &[4096, 512, 3392]);
+            assert_eq!(error, None);
+            assert!(shown == [&bytes[90_000..95_000], &bytes[17..3017]].concat());
+            assert_eq!(
+                read(engine, &[(99_000, 4096)], &[4096]).1,
+                Some(Errno::NXIO)
+            );
+            assert_eq!(engine.failure(), None);
+            assert_eq!(engine.stats().read_bytes, 8000);
+        }
+        fs::write(&object, &bytes[..50_000]).unwrap();
+        for engine in &engines {
+            assert_eq!(read(engine, &[(0, 4096)], &[4096]).1, Some(Errno::STALE));
+        }
+        assert_eq!(engines[0].failure(), None);
+        let why = engines[1].failure().unwrap();
+        assert!(why.contains("disk.img") && why.contains("changed"), "{why}");
+        fs::remove_file(&object).unwrap();
+        for engine in &engines {
+            assert_eq!(read(engine, &[(0, 4096)], &[4096]).1, Some(Errno::STALE));
+        }
+    }
 
     #[test]
     fn a_uri_is_split_at_its_last_slash() {

@@ -77,7 +77,7 @@ pub struct Args {
     /// least is 24M and a quarter of a byte for each inode [default: no bound]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
-    /// Threads [default: one for each CPU, two with sync]
+    /// Threads [default: one for each CPU, two with sync and for an image in a store]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Read through the kernel's page cache instead of past it
@@ -94,8 +94,8 @@ pub enum Strategy {
     Large,
     /// Many small reads
     Exact,
-    /// For an image in a store exact; else the way that suits the device: 32 reads of 4 KiB in flight are timed against 1 MiB in reads of 256 KiB, and
-    /// large reads are chosen if a byte costs less than an eighth with them
+    /// Exact for an image in a store; else the way that suits the device: 32 reads of 4 KiB in flight are timed against
+    /// 1 MiB in reads of 256 KiB, and large reads are chosen if a byte costs less than an eighth with them
     Auto,
 }
 
@@ -128,18 +128,55 @@ pub(crate) enum Checked {
     Remote(Arc<Target>),
 }
 
+/// Threads that check an image in a store. It is the requests that are many.
+const REMOTE_THREADS: u32 = 2;
+/// The cache for each of these threads: more than what it reads ahead, which stays there until it is used.
+const REMOTE_CACHE: u64 = 16 << 20;
+
 impl Checked {
-    /// Opens an image in a store. Gives with it what is left of a bound on memory.
+    /// Opens an image in a store.
     pub(crate) fn remote(
         uri: &str,
         store: &remote::StoreArgs,
         memory: Option<u64>,
-    ) -> Result<(Checked, Option<u64>)> {
-        let cache = memory.map_or(image::MEMORY, |memory| image::MEMORY.min(memory / 4));
+        threads: Option<u32>,
+    ) -> Result<Checked> {
+        let threads = threads.unwrap_or(REMOTE_THREADS);
+        let most = image::MEMORY.max(u64::from(threads) * REMOTE_CACHE);
+        // With a bound the check reads less ahead: a quarter of what this leaves.
+        let cache = memory.map_or(most, |memory| most.min(memory / 3));
         let engine = remote::open(uri, store).map_err(|e| e.with_code(COULD_NOT_RUN))?;
-        let target = image::remote_target(engine, cache)?;
-        let left = memory.map(|memory| memory - cache);
-        Ok((Checked::Remote(target), left))
+        image::remote_target(engine, cache).map(Checked::Remote)
+    }
+
+    /// What a bound on memory leaves for a check; what is needed, if that is too little.
+    pub(crate) fn bound(&self, memory: Option<u64>) -> std::result::Result<Option<u64>, String> {
+        let Some(memory) = memory else {
+            return Ok(None);
+        };
+        let least = least_memory(&*self.blocks());
+        let least = least.map_err(|e| self.failure().unwrap_or(e.to_string()))?;
+        let (left, needed) = match self {
+            Checked::Device(_) => (memory, least),
+            Checked::Remote(target) => {
+                let cache = target.memory().limit as u64;
+                let share = (least / 2).min(image::MEMORY);
+                (memory.saturating_sub(cache), least + share)
+            }
+        };
+        if left < least {
+            let needed = needed.div_ceil(1 << 20);
+            return Err(format!("--memory: at least {needed}M are needed"));
+        }
+        Ok(Some(left))
+    }
+
+    /// Threads to check by; 0: one for each CPU.
+    pub(crate) fn threads(&self, threads: Option<u32>) -> usize {
+        match (self, threads) {
+            (Checked::Remote(_), None) => REMOTE_THREADS as usize,
+            (_, threads) => threads.map_or(0, |n| n as usize),
+        }
     }
 
     pub(crate) fn blocks(&self) -> Arc<dyn Blocks> {
@@ -182,17 +219,6 @@ impl Checked {
             }
         }
     }
-}
-
-/// Whether a check of these blocks can keep to a bound on memory; else what is needed.
-pub(crate) fn enough(memory: Option<u64>, blocks: &dyn Blocks) -> std::result::Result<(), String> {
-    let Some(memory) = memory else { return Ok(()) };
-    let least = least_memory(blocks).map_err(|e| e.to_string())?;
-    if memory < least {
-        let needed = least.div_ceil(1 << 20);
-        return Err(format!("--memory: at least {needed}M are needed"));
-    }
-    Ok(())
 }
 
 /// Does some work, and shows how far it is.
@@ -264,11 +290,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let name = remote::shown(&args.image).display();
     let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
-    let (checked, memory, direct) = match remote::uri(&args.image) {
+    let (checked, direct) = match remote::uri(&args.image) {
         Some(uri) => {
-            let (checked, memory) = Checked::remote(uri, &args.store, args.memory)?;
+            let checked = Checked::remote(uri, &args.store, args.memory, args.threads)?;
             confine::checker();
-            (checked, memory, false)
+            (checked, false)
         }
         None => {
             let how = OpenOptions::default();
@@ -285,14 +311,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
                     .map_err(|e| failed(format!("starting the {kind} engine: {e}")))?,
                 None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
             };
-            (Checked::Device(Arc::new(blocks)), args.memory, direct)
+            (Checked::Device(Arc::new(blocks)), direct)
         }
     };
     let blocks = checked.blocks();
-    let enough = enough(memory, &*blocks);
-    enough.map_err(|why| failed(checked.failure().unwrap_or(why)))?;
+    let memory = checked.bound(args.memory).map_err(failed)?;
     let options = CheckOptions {
-        threads: args.threads.map_or(0, |n| n as usize),
+        threads: checked.threads(args.threads),
         prefetch: checked.prefetch(args.prefetch),
         memory,
         ..CheckOptions::default()

@@ -14,7 +14,7 @@ use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
-use crate::check::{Checked, Strategy, enough, finding_json, json_at, open, peak_memory, shown};
+use crate::check::{Checked, Strategy, finding_json, json_at, open, peak_memory, shown};
 use crate::confine;
 use crate::image::remote;
 
@@ -127,32 +127,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let name = remote::shown(&args.image).display();
     let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
-    let (sink, checked, memory) = match remote::uri(&args.image) {
+    let (sink, checked) = match remote::uri(&args.image) {
         Some(_) if !args.dry_run => {
             let why =
                 "an image in an object store can't be changed (-n says what a repair would do)";
             return Err(failed(why.into()));
         }
         Some(uri) => {
-            let (checked, memory) = Checked::remote(uri, &args.store, args.memory)?;
+            let checked = Checked::remote(uri, &args.store, args.memory, None)?;
             confine::checker();
-            (None, checked, memory)
+            (None, checked)
         }
         None => {
             let (sink, device) = open_both(&args)?;
             confine::checker();
             let blocks = DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?;
-            (sink, Checked::Device(Arc::new(blocks)), args.memory)
+            (sink, Checked::Device(Arc::new(blocks)))
         }
     };
     let blocks = checked.blocks();
-    let enough = enough(memory, &*blocks);
-    enough.map_err(|why| failed(checked.failure().unwrap_or(why)))?;
+    let memory = checked.bound(args.memory).map_err(failed)?;
     let options = RepairOptions {
         zero_log: args.zero_log,
         dry_run: args.dry_run,
         check: CheckOptions {
             memory,
+            threads: checked.threads(None),
             prefetch: checked.prefetch(Strategy::Auto),
             ..CheckOptions::default()
         },

@@ -9,7 +9,7 @@ use uvfs_cli::{Error, Result, duration};
 use uvfs_io::engine::Engine;
 
 /// How to read from an object store; options of each command on an image.
-#[derive(Args, Clone, Default)]
+#[derive(Args)]
 pub struct StoreArgs {
     /// An image in an object store: fail when the store makes no progress for so long [default: 60 s]
     #[arg(long, value_name = "TIME", value_parser = duration)]

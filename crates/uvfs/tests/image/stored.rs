@@ -108,6 +108,10 @@ fn an_image_is_like_the_local_one(store: &Seaweed) {
             12 * MIB,
         );
         same("repair", &["-n"], &[], 8 * MIB);
+        let little = stored.run("check", &["--memory", "20M"], &[]);
+        assert_eq!(little.status.code(), Some(2), "{little}");
+        assert!(little.stderr.contains("at least 37M"), "{little}");
+        same("check", &["--memory", "37M"], &[], 12 * MIB);
         let copy = copies.join(delay.to_string());
         fs::create_dir(&copy).unwrap();
         let (copied, bytes) = stored
