@@ -203,7 +203,7 @@ impl ObjectFs {
         let names = self.ask(cx, async move { store.list(&key, most).await });
         let listing = names
             .await?
-            .map(|names| Arc::new(Listing::new(names, begun)));
+            .map(|names| Arc::new(Listing::new(&known.key, names, begun)));
         self.listings.keep(&known.key, listing.clone());
         Ok(listing)
     }

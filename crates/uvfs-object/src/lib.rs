@@ -1,8 +1,9 @@
 //! An object store as a file system: objects are files, and the local disk caches them.
 //!
 //! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
-//! version of an object) and, for what is missing, `store.rs` (requests to the store). `cache.rs` owns the files of the
-//! local disk. `engine.rs` has one object as a device of the buffer cache, for an image in a store.
+//! version of an object) and, for what is missing, `store.rs` (requests to the store). `posix.rs` reads user metadata, and
+//! `listing.rs` keeps listings for lookups. `cache.rs` owns the files of the local disk. `engine.rs` has one object as a
+//! device of the buffer cache, for an image in a store.
 //!
 //! ```no_run
 //! use uvfs_object::{ObjectFs, Options};

@@ -32,12 +32,24 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// A directory stands before a file of the same name, and hides it.
-    pub(crate) fn new(mut names: Vec<Listed>, begun: Instant) -> Self {
+    pub(crate) fn new(directory: &str, mut names: Vec<Listed>, begun: Instant) -> Self {
         names.sort_by(|one, two| {
             let order = |entry: &Listed| entry.version.is_some();
             one.name.cmp(&two.name).then(order(one).cmp(&order(two)))
         });
-        names.dedup_by(|two, one| one.name == two.name);
+        let mut told = false;
+        names.dedup_by(|two, one| {
+            let hidden = one.name == two.name;
+            if hidden && !std::mem::replace(&mut told, true) {
+                let name = &one.name;
+                tracing::warn!(
+                    directory,
+                    name,
+                    "the directory hides an object of this name"
+                );
+            }
+            hidden
+        });
         Self { names, begun }
     }
 
@@ -209,13 +221,13 @@ mod tests {
 
     fn numbered(count: usize, size: u64) -> Arc<Listing> {
         let names = (0..count).map(|n| listed(&format!("{n:04}"), Some(size)));
-        Arc::new(Listing::new(names.collect(), Instant::now()))
+        Arc::new(Listing::new("d/", names.collect(), Instant::now()))
     }
 
     #[test]
     fn a_directory_hides_a_file_of_its_name() {
         let names = vec![listed("b", None), listed("a", Some(1)), listed("a", None)];
-        let list = Listing::new(names, Instant::now());
+        let list = Listing::new("d/", names, Instant::now());
         let seen: Vec<_> = list.names.iter().map(|one| &*one.name).collect();
         assert_eq!(seen, ["a", "b"]);
         assert!(list.names[0].version.is_none());

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use uvfs_testing::{Need, has};
 
+use crate::bad::{logged, logs};
 use crate::fake::Fake;
 use crate::stores::At;
 use crate::{Served, listing, serve};
@@ -104,6 +105,7 @@ fn keys_without_a_path(fake: &Fake) {
 /// mountpoint-s3 725, 256: a name that is an object and a directory, in different pages of the listing; and without the
 /// directory.
 fn a_file_and_a_directory(fake: &Fake) {
+    logs();
     fake.put("out", b"shadowed");
     fake.put("out/shadow", b"1");
     // They sort between both.
@@ -114,6 +116,7 @@ fn a_file_and_a_directory(fake: &Fake) {
     assert_eq!(names.iter().filter(|name| *name == "out").count(), 1);
     assert_eq!(names.len(), 1501);
     assert!(fs::metadata(served.at("out")).unwrap().is_dir());
+    assert!(logged("name=\"out\""));
     fake.remove("out/shadow");
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(fs::read(served.at("out")).unwrap(), b"shadowed");

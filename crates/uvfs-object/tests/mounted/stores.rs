@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use opendal::Operator;
@@ -75,22 +75,21 @@ pub struct Seaweed {
     /// One that is all of it, or a cluster's: volume servers first.
     processes: Vec<Child>,
     address: SocketAddr,
+    ports: Vec<u16>,
     bucket: Operator,
     runtime: Runtime,
     dir: tempfile::TempDir,
 }
 
-/// The ports of this process's servers.
-static PORTS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-
-/// A port that was free a moment ago, and so was the one 10,000 above, where SeaweedFS has its other protocol. The kernel gives
-/// neither to connections.
-fn port() -> u16 {
-    let mut ports = PORTS.lock().unwrap();
+/// A port that is free, and so is the one 10,000 above, where SeaweedFS has its other protocol. The kernel gives neither to
+/// connections, and other processes of tests take others.
+fn port(ports: &mut Vec<u16>) -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     loop {
-        let port = fastrand::u16(10_000..22_000);
-        if !ports.contains(&port) && free(port) && free(port + 10_000) {
+        let next = std::process::id() * 16 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (next % 10_000) as u16;
+        if free(port) && free(port + 10_000) {
             ports.push(port);
             return port;
         }
@@ -140,31 +139,35 @@ impl Seaweed {
     /// One process.
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], port()));
+        let mut ports = Vec::new();
+        let address = SocketAddr::from(([127, 0, 0, 1], port(&mut ports)));
         let mut args = ["-filer", "-dir=.", "-volume.max=20"]
             .map(str::to_owned)
             .to_vec();
         args.extend(s3(dir.path(), address.port()));
-        args.extend(["master", "volume", "filer"].map(|part| format!("-{part}.port={}", port())));
+        args.extend(
+            ["master", "volume", "filer"].map(|part| format!("-{part}.port={}", port(&mut ports))),
+        );
         let server = weed(dir.path(), "server", &args);
-        Self::of(vec![server], address, dir)
+        Self::of(vec![server], address, ports, dir)
     }
 
     /// A master, three volume servers and a filer, which keep two copies of everything.
     pub fn cluster() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], port()));
-        let master = port();
-        let volume = |n| {
+        let mut ports = Vec::new();
+        let address = SocketAddr::from(([127, 0, 0, 1], port(&mut ports)));
+        let master = port(&mut ports);
+        let mut volume = |n| {
             let args = [
                 "-dir=.".into(),
                 "-max=20".into(),
-                format!("-port={}", port()),
+                format!("-port={}", port(&mut ports)),
                 format!("-master=127.0.0.1:{master}"),
             ];
             weed(dir.path(), &format!("volume{n}"), &args)
         };
-        let mut processes: Vec<_> = (0..VOLUMES).map(volume).collect();
+        let mut processes: Vec<_> = (0..VOLUMES).map(&mut volume).collect();
         let args = [
             "-mdir=.".into(),
             "-defaultReplication=001".into(),
@@ -173,15 +176,20 @@ impl Seaweed {
         processes.push(weed(dir.path(), "master", &args));
         let mut args = vec![
             "-defaultReplicaPlacement=001".into(),
-            format!("-port={}", port()),
+            format!("-port={}", port(&mut ports)),
             format!("-master=127.0.0.1:{master}"),
         ];
         args.extend(s3(dir.path(), address.port()));
         processes.push(weed(dir.path(), "filer", &args));
-        Self::of(processes, address, dir)
+        Self::of(processes, address, ports, dir)
     }
 
-    fn of(processes: Vec<Child>, address: SocketAddr, dir: tempfile::TempDir) -> Self {
+    fn of(
+        processes: Vec<Child>,
+        address: SocketAddr,
+        ports: Vec<u16>,
+        dir: tempfile::TempDir,
+    ) -> Self {
         let runtime = Runtime::new().unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
         opendal_http_transport_reqwest::install_default();
@@ -191,6 +199,7 @@ impl Seaweed {
         let mut store = Self {
             processes,
             address,
+            ports,
             bucket,
             runtime,
             dir,
@@ -286,7 +295,7 @@ impl Drop for Seaweed {
             let _ = process.wait();
         }
         // They leave two sockets for each port.
-        for port in PORTS.lock().unwrap().iter() {
+        for port in &self.ports {
             for server in ["master", "volume", "filer", "s3"] {
                 let http = format!("/tmp/seaweedfs-{server}-{port}.sock");
                 let grpc = format!("/tmp/seaweedfs-{server}-grpc-{}.sock", port + 10_000);
