@@ -215,14 +215,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let title = format!("in a store, {us} \u{b5}s more for each read");
         Work::new(format!("{us}us"), title, Unit::Run)
     }));
-    let workspace = match slow.clone().next() {
-        Some(_) => Some(args.place.workspace(0)?),
+    let image = || args.image.display().to_string();
+    // A store serves it by its whole path, and says how long it is.
+    let store = match slow.clone().next() {
+        Some(_) => {
+            let data = args.image.canonicalize().context(image)?;
+            let bytes = File::open(&data).and_then(|mut file| file.seek(SeekFrom::End(0)));
+            Some((args.place.workspace(0)?, data, bytes.context(image)?))
+        }
         None => None,
     };
-    let image = || args.image.display().to_string();
-    let data = args.image.canonicalize().context(image)?;
-    let bytes = File::open(&data).and_then(|mut file| file.seek(SeekFrom::End(0)));
-    let bytes = bytes.context(image)?;
     let settings = json!({"image": args.image, "latency_us": args.latency_us});
     let round = |_, target: &Target, _: Say<'_>| -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
@@ -230,11 +232,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
             samples.push(measure(target, &args.image, *cache)?);
         }
         for latency_us in slow.clone() {
-            let workspace = workspace.as_ref().expect("made for these");
+            let (workspace, data, bytes) = store.as_ref().expect("made for these");
             let store = StoreJob {
                 mountpoint: workspace.store(),
                 data: Some(data.clone()),
-                bytes,
+                bytes: *bytes,
                 piece: PIECE,
                 latency_us: *latency_us,
                 dev: false,
