@@ -210,7 +210,7 @@ fn act(call: &Call) -> Result<ExitCode> {
             false => change(mountpoint, &options),
         };
     }
-    let is_store = crate::mount::store(source).is_some();
+    let is_store = crate::image::remote::uri(source).is_some();
     if options.nofail && !is_store && !source.exists() {
         return Ok(ExitCode::SUCCESS);
     }

@@ -139,11 +139,6 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     served
 }
 
-/// The URI of a source that is an object store.
-pub fn store(source: &Path) -> Option<&str> {
-    source.to_str().filter(|source| source.contains("://"))
-}
-
 /// Finds the source on the host, and opens it if it is an image.
 fn directory_or_image(source: &Path) -> Result<(PathBuf, Option<Arc<Device>>)> {
     let name = || source.display().to_string();
