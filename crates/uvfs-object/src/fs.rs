@@ -14,9 +14,9 @@ use slab::Slab;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use uvfs_io::ops;
-use uvfs_server::FileSystem;
 use uvfs_server::fs::*;
 use uvfs_server::interrupt::until_killed;
+use uvfs_server::{DEPTH, FileSystem};
 
 use crate::Options;
 use crate::cache::Cache;
@@ -32,8 +32,6 @@ const TTL: Duration = Duration::from_secs(1);
 const WORKERS: usize = 2;
 /// Memory that a request to the store takes at most: HTTP and TLS have buffers of half of this.
 const REQUEST: u64 = 1 << 20;
-/// Requests of the kernel on each core.
-const IN_FLIGHT: usize = 64;
 /// The largest read is between these, in bytes.
 const LEAST_READ: u64 = 32 << 10;
 const MOST_READ: u64 = 1 << 20;
@@ -157,7 +155,7 @@ impl ObjectFs {
         }
     }
 
-    /// What the store has at a key: a file or a directory.
+    /// Asks the store whether a key is a file or a directory, and for its attributes.
     async fn find(&self, cx: &Context, key: &str, directory: &str) -> Result<Option<Facts>> {
         let store = self.fetch.store.clone();
         let (file, below) = (key.to_owned(), directory.to_owned());
@@ -170,7 +168,8 @@ impl ObjectFs {
         self.ask(cx, all).await
     }
 
-    /// What a listing of its directory, within the time that it is valid, says of a key, and when the store was asked.
+    /// Looks a key up in a listing of its directory that is still valid. Gives the attributes, and when the server asked the
+    /// store for that listing; `None` if the store has to be asked for the key.
     async fn listed(
         &self,
         cx: &Context,
@@ -212,7 +211,7 @@ impl ObjectFs {
     fn fetch_ahead(&self, known: &Known) {
         let (directory, name) = split(&known.key);
         for (key, version) in self.listings.opened(directory, name) {
-            // What it can't get is reported when it is opened.
+            // The cache's error is reported when the program opens this file.
             let Ok(object) = self.fetch.cache.object(&key, &version) else {
                 return;
             };
@@ -225,7 +224,8 @@ impl ObjectFs {
         }
     }
 
-    /// What the store has now for each key. Names that are gone, and those that only the listing may show, have nothing.
+    /// Asks the store for the attributes of each key. A key gives `None` if its object is gone, or if the store shows it in
+    /// listings alone.
     async fn facts(&self, cx: &Context, keys: Vec<String>) -> Result<Vec<Option<Facts>>> {
         let store = self.fetch.store.clone();
         let ask = move |key: String| {
@@ -411,7 +411,7 @@ fn permits(options: &Options) -> usize {
 /// The largest read, so that all that the kernel may send at a time fit into their half of the memory.
 fn largest_read(options: &Options) -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let each = options.memory / 2 / (IN_FLIGHT * cores) as u64;
+    let each = options.memory / 2 / (DEPTH * cores) as u64;
     // Whole pages.
     (each.clamp(LEAST_READ, MOST_READ) & !(LEAST_READ - 1)) as u32
 }

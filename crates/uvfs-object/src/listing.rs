@@ -70,6 +70,18 @@ struct Directory {
     walk: Walk,
 }
 
+impl Directory {
+    fn new() -> Self {
+        Self {
+            listing: None,
+            large: false,
+            lookups: 0,
+            since: Instant::now(),
+            walk: Walk::default(),
+        }
+    }
+}
+
 /// Opens of files in the order of their names.
 #[derive(Default)]
 struct Walk {
@@ -113,9 +125,8 @@ impl Listings {
         let known = Directory {
             large: new > MOST_NAMES || listing.is_none(),
             listing: listing.filter(|list| list.names.len() <= KEPT),
-            lookups: 0,
-            since: Instant::now(),
             walk: walk.unwrap_or_default(),
+            ..Directory::new()
         };
         all.insert(directory.to_owned(), known);
     }
@@ -133,16 +144,11 @@ impl Listings {
         if all.len() > KEPT {
             all.clear();
         }
-        let known = match all.get_mut(directory) {
-            Some(known) => known,
-            None => all.entry(directory.to_owned()).or_insert(Directory {
-                listing: None,
-                large: false,
-                lookups: 0,
-                since: Instant::now(),
-                walk: Walk::default(),
-            }),
-        };
+        // Most lookups find it, and need no copy of the key.
+        if !all.contains_key(directory) {
+            all.insert(directory.to_owned(), Directory::new());
+        }
+        let known = all.get_mut(directory).expect("it is there by now");
         if let Some(list) = &known.listing
             && list.begun.elapsed() < age
         {

@@ -86,7 +86,11 @@ pub async fn until_killed<T>(cx: &Context, future: impl Future<Output = T>) -> O
 
 /// Whether a client over shared memory sent the request with this context, and not the kernel.
 pub fn is_client(cx: &Context) -> bool {
-    cx.unique & CLIENTS != 0
+    is_clients(cx.unique)
+}
+
+fn is_clients(request: u64) -> bool {
+    request & CLIENTS != 0
 }
 
 /// Numbers of clients' requests have this bit, which the kernel's never have: [`Interrupts`] has both.
@@ -106,11 +110,6 @@ pub(crate) fn unique(client: u32, count: u64) -> u64 {
 struct Signals {
     any: bool,
     kill: bool,
-}
-
-/// Whether a thread is about to die of a signal.
-pub(crate) fn is_dying(thread: u32) -> bool {
-    Signals::of(thread).kill
 }
 
 impl Signals {
@@ -135,11 +134,16 @@ impl Signals {
     /// INTERRUPT for a signal that comes after it has given a request to a ring's entry and before the entry is the
     /// server's: `fuse_uring_prepare_send` sets FR_SENT without a look at FR_INTERRUPTED.
     fn at_first(request: u64, thread: u32) -> Self {
-        match request & CLIENTS {
-            0 => Self::of(thread),
-            _ => Self::default(),
+        match is_clients(request) {
+            true => Self::default(),
+            false => Self::of(thread),
         }
     }
+}
+
+/// Whether a thread is about to die of a signal.
+pub(crate) fn is_dying(thread: u32) -> bool {
+    Signals::of(thread).kill
 }
 
 /// A request, and what it waits for if it has to wait.

@@ -57,6 +57,7 @@ pub use client::guests::GuestLimits;
 pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, Error, FileSystem, SessionHandle};
 pub use mounted::{Mounted, OnSignal, Options, Unmounter, mount};
+pub use request::DEPTH;
 pub use server::{Agreed, Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
 pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};

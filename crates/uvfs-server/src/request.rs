@@ -14,7 +14,7 @@ use crate::interrupt::{Cause, Waits};
 use crate::lease::Link;
 
 /// Requests that one queue has under way at most; further ones wait in the kernel.
-pub(crate) const DEPTH: usize = 64;
+pub const DEPTH: usize = 64;
 
 /// A request as a transport hands it over: bytes, and memory for the answer.
 ///

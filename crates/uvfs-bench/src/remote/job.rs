@@ -1,4 +1,4 @@
-//! What a program does with the files of an object store.
+//! The works of the benchmark: each lists, reads or streams the files of a mounted object store.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -150,7 +150,7 @@ impl Volume {
 
     /// Says that all of a file will be read soon, if it is small.
     pub(crate) fn readahead_file(&self, ino: u64) {
-        // Whoever reads it is told what is wrong with it.
+        // An error here comes again when the file is read.
         let Ok(inode) = self.inode(ino) else { return };
         if inode.file_type() != FileType::Regular || inode.size > MAX_AHEAD {
             return;
