@@ -339,12 +339,12 @@ impl Target {
         self.shared.finish(buffer?, verifier)
     }
 
-    /// Whether a buffer is in the cache, or on its way there. Not counted as a use.
+    /// Whether a buffer is in the cache, so that reading it waits for no device. Not counted as a use.
     pub fn contains(&self, extents: &[Extent]) -> bool {
         let sectors = extents.iter().map(|e| u64::from(e.len)).sum();
-        extents
-            .first()
-            .is_some_and(|e| self.shared.find(extents, (e.daddr, sectors)).is_some())
+        let key = extents.first().map(|e| (e.daddr, sectors));
+        let found = key.and_then(|key| self.shared.find(extents, key));
+        found.is_some_and(|buffer| buffer.inner.phase() != Phase::Reading)
     }
 
     /// As [`Target::read`] for several buffers: all I/O is submitted before any is waited for.

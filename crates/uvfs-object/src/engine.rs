@@ -145,7 +145,7 @@ impl Shared {
 
     /// Fills the memory of an I/O.
     async fn read(&self, io: &mut Io) -> Result<()> {
-        let _permit = self.permits.acquire().await;
+        let _permit = self.store.permit(&self.key, &self.permits).await?;
         let mut memory = Cursor::default();
         for n in 0..io.extents.len() {
             if let Some((errno, why)) = &self.state().failure {

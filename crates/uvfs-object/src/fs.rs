@@ -385,7 +385,7 @@ impl ObjectFs {
     ) -> Result<usize> {
         let (fetch, object) = (self.fetch.clone(), object.clone());
         let read = async move {
-            let _permit = fetch.permits.acquire().await;
+            let _permit = fetch.store.permit(&object.key, &fetch.permits).await?;
             (fetch.store.read(&object.key, &object.version, range)).await
         };
         let bytes = self.ask(cx, read).await?;

@@ -364,8 +364,8 @@ impl Object {
 
     /// Requests pieces from the store, and writes them as they come.
     async fn get(self: &Arc<Self>, fetch: &Fetch, run: Range<usize>) -> Result<()> {
-        let _permit = fetch.permits.acquire().await;
         let (store, range) = (&fetch.store, self.bytes(run.clone()));
+        let _permit = store.permit(&self.key, &fetch.permits).await?;
         let begin = store.fetch(&self.key, &self.version, range.clone());
         let mut stream = begin.await?;
         // Without conditions it is known only at the end whether all is of one version.

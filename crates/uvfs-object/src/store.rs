@@ -2,12 +2,14 @@
 
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt;
 use opendal::layers::{RetryLayer, TimeoutLayer};
 use opendal::{BufferStream, EntryMode, ErrorKind, Metadata, Operator};
 use rustix::io::Errno;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use uvfs_server::fs::{Error, Result};
 
 use crate::Options;
@@ -99,6 +101,8 @@ pub(crate) struct Store {
     key_max: usize,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
+    /// When the store answered last.
+    answered: Arc<Mutex<Instant>>,
 }
 
 /// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing, and what the store answered.
@@ -179,6 +183,7 @@ impl Store {
             conditions,
             key_max,
             timeout: options.timeout,
+            answered: Arc::new(Mutex::new(Instant::now())),
         })
     }
 
@@ -198,12 +203,33 @@ impl Store {
         &self,
         answer: impl IntoFuture<Output = opendal::Result<T>>,
     ) -> opendal::Result<T> {
-        let late = |_| {
-            let why = format!("no answer within {:?}", self.timeout);
-            opendal::Error::new(ErrorKind::Unexpected, why)
-        };
         let answer = tokio::time::timeout(self.timeout, answer.into_future());
-        answer.await.map_err(late)?
+        let answer = answer.await.map_err(|_| self.late())?;
+        if answer.is_ok() {
+            *uvfs_sys::lock(&self.answered) = Instant::now();
+        }
+        answer
+    }
+
+    fn late(&self) -> opendal::Error {
+        let why = format!("no answer within {:?}", self.timeout);
+        opendal::Error::new(ErrorKind::Unexpected, why)
+    }
+
+    /// Waits until another request may be under way. A request that waited behind others for as long as the store
+    /// answered none of them fails with them.
+    pub(crate) async fn permit<'a>(
+        &self,
+        key: &str,
+        permits: &'a Semaphore,
+    ) -> Result<Option<SemaphorePermit<'a>>> {
+        let begun = Instant::now();
+        let permit = permits.acquire().await;
+        let silent = uvfs_sys::lock(&self.answered).elapsed();
+        match begun.elapsed().min(silent) < self.timeout {
+            true => Ok(permit.ok()),
+            false => Err(failed(key, self.late())),
+        }
     }
 
     /// What the store has for a key; `None` for nothing, and for an object whose key is a directory's or the other way

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[repr(u8)]
 pub enum Mode {
     Pass,
-    /// Nothing passes, and nothing is closed.
+    /// Nothing passes before this ends, and nothing is closed.
     Stall,
     /// Connections are closed as soon as they begin.
     Refuse,
@@ -98,15 +98,13 @@ fn connection(client: TcpStream, upstream: SocketAddr, does: &Arc<Does>) {
         while let Ok(len @ 1..) = from.read(&mut data) {
             let delay = requests.delay.load(Ordering::SeqCst);
             std::thread::sleep(Duration::from_micros(delay));
+            while requests.mode() == Mode::Stall {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             match requests.mode() {
-                Mode::Pass | Mode::Cut => {
+                Mode::Pass | Mode::Cut | Mode::Stall => {
                     if to.write_all(&data[..len]).is_err() {
                         break;
-                    }
-                }
-                Mode::Stall => {
-                    while requests.mode() == Mode::Stall {
-                        std::thread::sleep(Duration::from_millis(20));
                     }
                 }
                 Mode::Refuse => break,

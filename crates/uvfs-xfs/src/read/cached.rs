@@ -92,6 +92,7 @@ fn error(e: BufError) -> io::Error {
     match e {
         BufError::Io { errno, .. } => errno.into(),
         BufError::Range { .. } => io::ErrorKind::UnexpectedEof.into(),
+        BufError::NoMemory { .. } => io::Error::new(io::ErrorKind::OutOfMemory, e),
         e => io::Error::other(e),
     }
 }

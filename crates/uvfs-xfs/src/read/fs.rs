@@ -6,14 +6,16 @@
 //!
 //! File data goes from the device straight into the answer, on the ring of the thread.
 
-use crate::blocks::DiskExtent;
+use crate::blocks::{DiskExtent, io_error};
 use crate::error::Error;
 use crate::format::*;
 use crate::geometry::BBSIZE;
 use crate::read::inode::{DataRun, Fork, Inode, Time};
 use crate::read::volume::Volume;
 use crate::read::wait::without_waiting;
+use std::cell::Cell;
 use std::ffi::CStr;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,6 +28,7 @@ use uvfs_server::fs::{
     self, Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, Handle,
     InitFlags, IoHow, Ioctl, Node, OpenHow, Opened, ROOT, Result, Seek,
 };
+use uvfs_server::interrupt::until_killed;
 
 /// How long the kernel may keep names and attributes. The image does not change.
 const TTL: Duration = Duration::from_secs(86_400);
@@ -166,25 +169,37 @@ impl XfsFs {
     }
 
     /// Runs `op`, which reads metadata. A block that is not in the cache is fetched while other requests
-    /// of this thread go on; then `op` runs again.
+    /// of this thread go on; then `op` runs again. A device that fails ends this at once: it may take its time each time.
     async fn look<T>(&self, cx: &Context, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
         for _ in 0..MISSES {
             match without_waiting(&mut op) {
                 Ok(done) => return Ok(done?),
-                Err(missing) => self.fetch(cx, missing).await,
+                Err(missing) => self.fetch(cx, missing).await?,
             }
         }
         Ok(op()?)
     }
 
-    /// Brings blocks into the cache. A failure shows when they are read.
-    async fn fetch(&self, cx: &Context, extents: Vec<DiskExtent>) {
+    /// Runs `call` on a thread that may wait for the device, and no longer than the caller lives.
+    async fn wait<T: Send + 'static>(
+        &self,
+        cx: &Context,
+        call: impl FnOnce() -> crate::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = until_killed(cx, self.readers.run(cx.uid, call)).await;
+        Ok(done.ok_or(Errno::INTR)??)
+    }
+
+    /// Brings blocks into the cache.
+    async fn fetch(&self, cx: &Context, extents: Vec<DiskExtent>) -> Result<()> {
+        let volume = self.volume.clone();
+        let read = move |extents: &[DiskExtent]| match volume.blocks().read(extents, &Anything) {
+            // The cache is too small: see `MISSES`.
+            Err(e) if e.kind() == io::ErrorKind::OutOfMemory => Ok(()),
+            read => read.map(drop).map_err(|e| io_error(extents, e)),
+        };
         let Some(file) = &self.data else {
-            let volume = self.volume.clone();
-            let read = move || {
-                let _ = volume.blocks().read(&extents, &Anything);
-            };
-            return self.readers.run(cx.uid, read).await;
+            return self.wait(cx, move || read(&extents)).await;
         };
         for e in &extents {
             // Only to have it in the kernel's page cache, from where the cache gets it at once.
@@ -193,7 +208,7 @@ impl XfsFs {
                 let _ = ops::read_at(file, &scratch, e.daddr * BBSIZE, 0).await;
             }
         }
-        let _ = self.volume.blocks().read(&extents, &Anything);
+        Ok(read(&extents)?)
     }
 
     fn node(&self, ino: u64) -> Node {
@@ -427,14 +442,13 @@ impl FileSystem for XfsFs {
         let volume = self.volume.clone();
         let (offset, len) = (how.offset, data.len());
         // The device may be slow: other requests of this queue go on meanwhile.
-        let bytes = self.readers.run(cx.uid, move || {
+        let bytes = self.wait(cx, move || {
             let mut bytes = vec![0; len];
             let n = volume.read(&inode, offset, &mut bytes)?;
             bytes.truncate(n);
             Ok(bytes)
         });
-        let bytes: crate::Result<Vec<u8>> = bytes.await;
-        let bytes = bytes?;
+        let bytes: Bytes = bytes.await?;
         data.copy_in(0, &bytes);
         Ok(bytes.len())
     }
@@ -462,9 +476,10 @@ impl FileSystem for XfsFs {
         }
         let nothing = Entry::missing(Duration::ZERO);
         let (mut any, mut omitted) = (false, false);
+        let failing = Cell::new(false);
         // Where the listing goes on when something had to be fetched.
         let mut at = offset;
-        let list = || {
+        let mut list = || {
             let mut missing = None;
             let mut add = |e: &crate::DirEntry<'_>| {
                 let shown = DirEntry {
@@ -488,7 +503,7 @@ impl FileSystem for XfsFs {
                 }
                 match self.volume.inode(e.ino) {
                     Ok(inode) => sink.add_plus(shown, &self.entry(&inode)),
-                    Err(e) if e.would_wait() => {
+                    Err(e) if e.would_wait() && !failing.get() => {
                         missing = Some(e);
                         false
                     }
@@ -506,7 +521,12 @@ impl FileSystem for XfsFs {
             })?;
             missing.map_or(Ok(()), Err)
         };
-        let listed = self.look(cx, list).await;
+        let mut listed = self.look(cx, &mut list).await;
+        // The device has failed once: this request does not wait for it again.
+        if listed.as_ref().is_err_and(|error| *error == Errno::IO) {
+            failing.set(true);
+            listed = self.look(cx, &mut list).await;
+        }
         if omitted {
             self.asked.omitted(dir.ino);
         }

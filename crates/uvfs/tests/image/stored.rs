@@ -13,6 +13,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::fixture::*;
 use crate::harness::*;
 use proxy::{Mode, Proxy};
@@ -153,6 +155,32 @@ fn an_image_is_mounted(store: &Seaweed) {
         let mount = Mount::new(&serve, Path::new(&stored.uri(&key)), &at);
         let listed = mount.run(command("ls", ["-1"]).arg(&at)).ok();
         assert!(listed.lines().any(|name| name == shown), "{listed}");
+        mount.unmount().ok();
+    }
+    // A call on a store that stalls ends in its time, and at once if its program is killed.
+    for (timeout, killed) in [("timeout=2", false), ("timeout=600", true)] {
+        let serve = Serve::over(Transport::Dev).option(timeout);
+        let mount = Mount::new(&serve, Path::new(&stored.uri(KEY)), &at);
+        let calls = [
+            command("cat", [at.join("a/data")]),
+            // With the attributes of what is in it: many requests for one call.
+            command("ls", [at.join("many")]),
+            command("stat", [at.join("many/dir-001")]),
+        ];
+        let open = fs::File::open(at.join("many")).unwrap();
+        stored.proxy.set(Mode::Stall);
+        for mut call in calls {
+            let mut running = Running::start(&mut call);
+            if killed {
+                std::thread::sleep(Duration::from_millis(300));
+                running.signal(Signal::KILL);
+            }
+            let ended = running.wait(SOON).expect("an end");
+            let failed = ended.stderr.contains("Input/output error");
+            assert!(killed || failed, "{ended}");
+        }
+        stored.proxy.set(Mode::Pass);
+        drop(open);
         mount.unmount().ok();
     }
     // A mount shows nothing of another image.
