@@ -32,6 +32,8 @@ use std::time::Duration;
 
 pub use engine::ObjectEngine;
 pub use fs::ObjectFs;
+pub use opendal;
+pub use store::operator;
 
 /// How a store is served.
 #[derive(Clone, Debug)]

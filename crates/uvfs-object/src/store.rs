@@ -142,18 +142,26 @@ fn failed(key: &str, error: opendal::Error) -> Error {
     }
 }
 
+/// The store of a URI as OpenDAL alone has it, without the deadlines and retries of a mount: for comparisons.
+///
+/// # Errors
+/// A URI that names no store.
+pub fn operator(uri: &str) -> io::Result<Operator> {
+    #[cfg(feature = "s3")]
+    {
+        // Another part of the program may have chosen one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        opendal_http_transport_reqwest::install_default();
+    }
+    opendal::init_default_registry();
+    Operator::from_uri(uri).map_err(io::Error::other)
+}
+
 impl Store {
     /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
     /// first request.
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
-        #[cfg(feature = "s3")]
-        {
-            // Another part of the program may have chosen one.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            opendal_http_transport_reqwest::install_default();
-        }
-        opendal::init_default_registry();
-        let operator = Operator::from_uri(uri).map_err(io::Error::other)?;
+        let operator = operator(uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
         let pauses = RetryLayer::new()
             .with_jitter()

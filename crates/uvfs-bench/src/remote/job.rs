@@ -4,8 +4,6 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -15,9 +13,11 @@ use crate::measure::{Measured, Watch};
 use crate::stats::{Histogram, Latency};
 
 /// Bytes of a random read.
-const PIECE: usize = 64 << 10;
+pub const PIECE: usize = 64 << 10;
 /// Threads that read at random.
-const READERS: u64 = 16;
+pub const READERS: usize = 16;
+/// The part of the large file that they read.
+const PART: u64 = 8;
 
 /// The directories and files of the benchmark.
 pub const STREAM: &str = "stream";
@@ -39,7 +39,7 @@ pub enum RemoteWork {
     Stream,
     /// read the large file again
     StreamAgain,
-    /// 16 threads read 64 KiB at random places of a large file
+    /// 16 threads read an eighth of a large file, 64 KiB at a time at random places
     Random,
 }
 
@@ -51,8 +51,6 @@ pub struct RemoteJob {
     pub work: RemoteWork,
     /// Small files.
     pub files: u64,
-    /// How long random reads go on.
-    pub seconds: f64,
 }
 
 impl RemoteJob {
@@ -117,15 +115,12 @@ impl RemoteJob {
 
     fn random(&self) -> io::Result<Measured> {
         let file = File::open(self.path.join(RANDOM))?;
-        let pieces = file.metadata()?.len() / PIECE as u64;
-        let over = AtomicBool::new(false);
+        let pieces = shuffled(file.metadata()?.len() / PIECE as u64);
         let watch = Watch::start();
-        let reader = |seed: u64| -> io::Result<Histogram> {
-            let mut random = fastrand::Rng::with_seed(seed);
+        let reader = |first: usize| -> io::Result<Histogram> {
             let mut buffer = vec![0; PIECE];
             let mut took = Histogram::default();
-            while !over.load(Ordering::Relaxed) {
-                let piece = random.u64(..pieces);
+            for piece in pieces.iter().skip(first).step_by(READERS) {
                 let begin = std::time::Instant::now();
                 file.read_exact_at(&mut buffer, piece * PIECE as u64)?;
                 took.add(begin.elapsed().as_nanos() as u64);
@@ -135,10 +130,8 @@ impl RemoteJob {
         };
         let all = std::thread::scope(|scope| {
             let readers: Vec<_> = (0..READERS)
-                .map(|seed| scope.spawn(move || reader(seed)))
+                .map(|first| scope.spawn(move || reader(first)))
                 .collect();
-            std::thread::sleep(Duration::from_secs_f64(self.seconds));
-            over.store(true, Ordering::Relaxed);
             let mut all = Histogram::default();
             for reader in readers {
                 all.merge(&reader.join().expect("a reader does not panic")?);
@@ -149,6 +142,14 @@ impl RemoteJob {
         measured.latency_us = Latency::of(&all);
         Ok(measured)
     }
+}
+
+/// The pieces that are read of so many, each once, in the order of the reads.
+pub fn shuffled(pieces: u64) -> Vec<u64> {
+    let mut order: Vec<u64> = (0..pieces).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut order);
+    order.truncate((pieces / PART) as usize);
+    order
 }
 
 /// Makes what the works read, in a directory of the store.

@@ -1,10 +1,11 @@
 //! `uvfs bench remote`: an object store as a file system, cold and from the cache.
 
+mod alone;
 pub mod job;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -14,8 +15,9 @@ use super::client;
 use super::common::{Common, Place, words};
 use super::interrupt;
 use super::report::{JSON_HELP, Unit, Work};
-use super::runner::{Say, measure};
+use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Target, check_names, remote_peer};
+use alone::Alone;
 use job::{RANDOM, RemoteJob, RemoteWork, SMALL, STREAM};
 
 const EXAMPLES: &str = "\
@@ -25,14 +27,15 @@ Examples:
     --peer rclone='rclone mount --vfs-cache-mode full --cache-dir {cache} store:bucket {mountpoint}' \\
     's3://bucket?endpoint=http://127.0.0.1:9000' --dir /var/tmp
 
-The store has to keep its objects as files of a directory, as gateways to a file system do. The benchmark makes
-its objects in that directory and removes them at the end. Each round gives each server an empty cache below
+The store has to keep its objects as files of a directory, as gateways to a file system do. The benchmark puts
+its objects into the store, and removes them from that directory at the end. Each round gives each server an empty cache below
 --dir and does the works in their order, the second of a pair with what the first one left in the cache. As root it
 drops the kernel's page cache before each work, and reads the store's files into it for the first of a pair, so that
 the store answers from memory.
 
 The sides are:
   native     the store's own directory
+  opendal    requests to the store by the library that `uvfs mount` uses, as many at a time, without a file system
   mount      `uvfs mount`
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
@@ -68,11 +71,15 @@ pub struct Args {
     common: Common,
 }
 
+/// The side without a file system.
+const OPENDAL: &str = "opendal";
+
 /// Objects, removed at the end.
 struct Objects(PathBuf);
 
 impl Objects {
-    fn make(dir: &Path, bytes: u64, names: u64, files: u64) -> Result<Self> {
+    fn make(args: &Args, alone: &Alone, bytes: u64, names: u64, files: u64) -> Result<Self> {
+        let dir = &args.objects;
         let what = || format!("{}: making objects", dir.display());
         let made = [STREAM, RANDOM, job::NAMES, SMALL];
         if let Some(there) = made.iter().find(|name| dir.join(name).exists()) {
@@ -80,7 +87,9 @@ impl Objects {
             return Err(uvfs_cli::Error::new(there));
         }
         let objects = Self(dir.to_owned());
-        job::fill(dir, bytes, names, files).context(what)?;
+        let made = args.place.workspace(2 * bytes)?;
+        job::fill(&made.source(), bytes, names, files).context(what)?;
+        alone.put(&made.source())?;
         Ok(objects)
     }
 
@@ -125,10 +134,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let bytes = common.pick(128 << 20, 1 << 30);
     let (names, files) = common.pick((1_000, 100), (10_000, 1_000));
-    let seconds = common.pick(1.0, 4.0);
     let workspace = args.place.workspace(2 * bytes)?;
     let cache = workspace.beside("cache");
-    let mut targets = vec![Target::native()];
+    let (name, kind) = (OPENDAL.into(), Kind::Native);
+    let mut targets = vec![Target::native(), Target { name, kind }];
     let mut options = vec!["-o".to_owned(), format!("cache_dir={}", cache.display())];
     for option in &args.options {
         options.extend(["-o".to_owned(), option.clone()]);
@@ -137,7 +146,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     targets.push(Target { name, kind });
     targets.extend(args.peer.iter().cloned());
     check_names(&targets)?;
-    let objects = Objects::make(&args.objects, bytes, names, files)?;
+    let alone = Alone::open(&args.source)?;
+    let objects = Objects::make(&args, &alone, bytes, names, files)?;
     let works = args.work.iter().map(|work| {
         let (name, title) = words(work);
         let unit = match work {
@@ -161,16 +171,24 @@ pub fn run(args: Args) -> Result<ExitCode> {
             interrupt::check()?;
             say(&words(&work).0);
             drop_pages();
-            if target.kind != Kind::Native {
+            if target.name != "native" {
                 objects.warm(work).context(|| "the store's files".into())?;
+            }
+            if target.name == OPENDAL {
+                let client = alone.measure(work)?;
+                samples.push(client.map(|client| Sample {
+                    client,
+                    server_cpu_seconds: None,
+                }));
+                continue;
             }
             let job = client::Job::Remote(RemoteJob {
                 path: running.path().into(),
                 work,
                 files,
-                seconds,
             });
-            samples.push(measure(&running, &job).map_err(|e| running.blame(e))?);
+            let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
+            samples.push(Some(sample));
         }
         Ok(samples)
     };
