@@ -468,6 +468,10 @@ impl FileSystem for ObjectFs {
         Ok(())
     }
 
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.fetch.store.counters.all()
+    }
+
     fn forget(&self, node: Node, lookups: u64) {
         self.tree.forget(node, lookups);
     }
@@ -575,6 +579,8 @@ impl FileSystem for ObjectFs {
         if range.is_empty() {
             return Ok(0);
         }
+        let missing = object.missing(range.clone());
+        (self.fetch.store.counters).read(range.end - range.start, missing);
         let ahead = uvfs_sys::lock(window).read(range.clone(), size);
         let pieces = object.have(&self.fetch, range.clone(), ahead);
         let pinned = match until_killed(cx, pieces).await.ok_or(Errno::INTR)? {

@@ -199,6 +199,21 @@ impl Object {
         }
     }
 
+    /// How many bytes of a range are not in the data file.
+    pub(crate) fn missing(&self, range: Range<u64>) -> u64 {
+        let state = self.state();
+        if state.good == state.pieces.len() {
+            return 0;
+        }
+        let there = |n: &usize| matches!(state.pieces[*n], Piece::Good | Piece::Found);
+        let gone = self.pieces(range.clone()).filter(|n| !there(n));
+        gone.map(|n| {
+            let piece = self.bytes(n..n + 1);
+            piece.end.min(range.end) - piece.start.max(range.start)
+        })
+        .sum()
+    }
+
     /// Requests all that is missing, for a later open.
     pub(crate) fn fetch(self: &Arc<Self>, fetch: &Fetch) {
         self.start(fetch, self.pieces(0..self.version.size));

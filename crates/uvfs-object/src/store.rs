@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt;
-use opendal::layers::{RetryLayer, TimeoutLayer};
+use opendal::layers::{RetryEvent, RetryLayer, TimeoutLayer};
 use opendal::{BufferStream, EntryMode, ErrorKind, Metadata, Operator};
 use rustix::io::Errno;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uvfs_server::fs::{Error, Result};
 
 use crate::Options;
+use crate::counters::{Counted, Counters};
 use crate::posix::Posix;
 
 /// The longest name of a file in bytes, as in most file systems.
@@ -96,6 +97,7 @@ pub(crate) struct Store {
     /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where user
     /// metadata counts.
     markers: Option<Operator>,
+    pub(crate) counters: Arc<Counters>,
     conditions: bool,
     /// The longest key in bytes.
     key_max: usize,
@@ -163,7 +165,10 @@ impl Store {
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
         let operator = operator(uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
+        let counters = Arc::new(Counters::default());
+        let counted = counters.clone();
         let pauses = RetryLayer::new()
+            .with_notify(move |_: RetryEvent<'_>| counted.retried())
             .with_jitter()
             .with_min_delay(Duration::from_millis(100))
             .with_max_delay((options.timeout / 4).max(Duration::from_millis(100)))
@@ -173,6 +178,7 @@ impl Store {
             operator
                 .layer(late.with_io_timeout(attempt))
                 .layer(pauses.clone())
+                .layer(Counted(counters.clone()))
         };
         let (base, service) = (operator.base_context(), operator.base_service());
         let bare = || patient(Operator::from_parts(base.clone(), service.clone()));
@@ -188,6 +194,7 @@ impl Store {
         Ok(Self {
             operator,
             markers,
+            counters,
             conditions,
             key_max,
             timeout: options.timeout,
@@ -212,9 +219,11 @@ impl Store {
         answer: impl IntoFuture<Output = opendal::Result<T>>,
     ) -> opendal::Result<T> {
         let answer = tokio::time::timeout(self.timeout, answer.into_future());
-        let answer = answer.await.map_err(|_| self.late())?;
-        if answer.is_ok() {
-            *uvfs_sys::lock(&self.answered) = Instant::now();
+        let answer = answer.await.map_err(|_| self.late()).flatten();
+        match &answer {
+            Ok(_) => *uvfs_sys::lock(&self.answered) = Instant::now(),
+            Err(error) if is_failure(error.kind()) => self.counters.failed(),
+            Err(_) => {}
         }
         answer
     }
@@ -405,6 +414,18 @@ impl Store {
         let next = self.within(next).await;
         next.map_err(|error| unread(key, error))
     }
+}
+
+/// Whether the store failed, and did not answer with what it has.
+fn is_failure(kind: ErrorKind) -> bool {
+    !matches!(
+        kind,
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::ConditionNotMatch
+            | ErrorKind::RangeNotSatisfied
+            | ErrorKind::Unsupported
+    )
 }
 
 /// An error of a request for the contents of a version. Programs do not expect ENOENT of an open file.

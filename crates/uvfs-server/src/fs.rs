@@ -88,6 +88,12 @@ pub trait FileSystem: Send + Sync + 'static {
         None
     }
 
+    /// Counts of its own, which `uvfs stats` and the metrics show by these names. A name has lower-case letters, digits and
+    /// `_`, and a count only grows. The server asks on a thread of its own, whenever a program asks for the statistics.
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// How clients over shared memory use the file system, beyond what the kernel asks for: see
     /// [`ClientSupport`]. Without it programs under `uvfs run` go on through the kernel.
     fn clients(&self) -> Option<&dyn ClientSupport> {

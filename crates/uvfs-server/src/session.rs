@@ -25,7 +25,7 @@ use crate::fs::{Config, Error, FileSystem, Result};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrievals};
 pub(crate) use crate::request::DEPTH;
-use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
+use crate::stats::{self, Attached, OpCount, QueueStats, Report, WatchReport};
 use crate::token;
 use uvfs_sys::lock;
 
@@ -511,6 +511,11 @@ impl<F: FileSystem> Session<F> {
             told: self.coherence.host.told.load(Ordering::Relaxed),
             lost: self.coherence.host.lost.load(Ordering::Relaxed),
         });
+        let counts = self.fs.counts().into_iter();
+        let counts = counts.map(|(name, count)| (name.to_owned(), count));
+        report.counts = counts
+            .map(|(name, count)| OpCount { name, count })
+            .collect();
         report.leases = self.coherence.leases();
         report.stuck = stuck::stuck(&self.interrupts, &self.slow, self.options.slow);
         report.uptime_s = self.began.elapsed().as_secs();

@@ -133,12 +133,12 @@ impl QueueStats {
     }
 }
 
-/// Requests of one kind.
+/// Requests of one kind, or one of the counts of a file system's own.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct OpCount {
-    /// The opcode's name, as in `LOOKUP`.
+    /// The opcode's name, as in `LOOKUP`, or the name that the file system gives.
     pub name: String,
-    /// How many were received.
+    /// How many.
     pub count: u64,
 }
 
@@ -306,6 +306,9 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// By kind, the most frequent first.
     pub ops: Vec<OpCount>,
+    /// The counts of the file system's own ([`FileSystem::counts`](crate::FileSystem::counts)).
+    #[serde(default)]
+    pub counts: Vec<OpCount>,
     /// Of one request in 16: from decoding to the answer. All bars, the last of which holds longer times, too.
     pub latency: Vec<LatencyBar>,
     /// Nanoseconds that these requests took together.

@@ -16,11 +16,11 @@ use memory::Memory;
 use uvfs_io::IoBuf;
 use uvfs_io::runtime::Runtime;
 use uvfs_queue::wait::WaitConfig;
-use uvfs_server::FileSystem;
 use uvfs_server::fs::*;
 use uvfs_server::layers::{
     self, AttributeCache, Discard, Faults, Latency, Opcode, Prefix, ReadOnly,
 };
+use uvfs_server::{FileSystem, Session, SessionOptions};
 
 /// The result of a handler that waits for nothing.
 fn now<T>(future: impl Future<Output = T>) -> T {
@@ -474,4 +474,24 @@ fn fastrand(seed: u64) -> impl FnMut(usize) -> usize {
             .wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     }
+}
+
+/// The session reports a file system's own counts, also those of one below a layer.
+#[test]
+fn counts_are_reported() {
+    struct Counting;
+
+    impl FileSystem for Counting {
+        fn counts(&self) -> Vec<(&'static str, u64)> {
+            vec![("things", 7)]
+        }
+    }
+
+    let fs = ReadOnly::new(Counting);
+    let session = Session::unmounted(fs, SessionOptions::default()).unwrap();
+    let counts = session.report().counts;
+    let counts: Vec<_> = counts.iter().map(|one| (&*one.name, one.count)).collect();
+    assert_eq!(counts, [("things", 7)]);
+    let session = Session::unmounted(Memory::new(), SessionOptions::default()).unwrap();
+    assert_eq!(session.report().counts, []);
 }

@@ -27,7 +27,7 @@ The JSON object has: version, source, transport, control, socket, pid, uptime_s,
 requests, errors, failures (op, errno, count), bytes_read, bytes_written, backed_opens, watch (on, why_not,
 unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of
 one request in 16), latency_ns (the sum of these latencies), queues (in_flight,
-deepest, spins, sleeps, enters), clients that are attached now (pid, uid,
+deepest, spins, sleeps, enters), counts (name, count), clients that are attached now (pid, uid,
 requests, bytes_read, bytes_written, and says: name, calls, hits, bytes_read,
 bytes_written, waited_ns), leases (read, write), and stuck (opcode, node, file,
 pid, age_ms, waits_for). Fields may be added, never removed.
@@ -43,6 +43,12 @@ which Prometheus reads.
 The kernel reads and writes some files by itself (uvfs mount -o passthrough), and
 tells the server of no byte. uvfs_backed_opens_total counts the opens of these
 files, whose bytes are missing in the others.
+
+The counts are the file system's own. A mount of an object store has requests to
+the store (stat, list and read, retries included), the bytes of contents that
+came, retries, requests that failed for good, and of the bytes that programs and
+the kernel's readahead asked the server for, those that the cache had and those
+that it had not. As metrics they are uvfs_fs_store_read_requests_total and so on.
 
 The server counts a client's requests. The client itself reports its calls,
 their bytes, its cache hits and the time that it waited, a moment ago.
@@ -201,6 +207,12 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     for failure in &report.failures {
         let (op, errno) = (&failure.op, &failure.errno);
         writeln!(out, "{op:<20} {errno:<16} {:>12}", failure.count)?;
+    }
+    if !report.counts.is_empty() {
+        writeln!(out, "\n{:<20} {:>12}", "file system", "count")?;
+    }
+    for one in &report.counts {
+        writeln!(out, "{:<20} {:>12}", printable(&one.name), one.count)?;
     }
     writeln!(
         out,

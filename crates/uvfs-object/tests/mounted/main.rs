@@ -2,6 +2,7 @@
 
 mod bad;
 mod cluster;
+mod counts;
 mod fake;
 mod metadata;
 mod model;

@@ -112,6 +112,11 @@ macro_rules! layer {
                 self.inner().watch()
             }
 
+            /// As [`FileSystem::counts`].
+            fn counts(&self) -> Vec<(&'static str, u64)> {
+                self.inner().counts()
+            }
+
             /// As [`FileSystem::clients`].
             fn clients(&self) -> Option<&dyn ClientSupport> {
                 self.inner().clients()
@@ -145,6 +150,10 @@ macro_rules! layer {
 
             fn watch(&self) -> Option<Watch> {
                 Layer::watch(self)
+            }
+
+            fn counts(&self) -> Vec<(&'static str, u64)> {
+                Layer::counts(self)
             }
 
             fn clients(&self) -> Option<&dyn ClientSupport> {

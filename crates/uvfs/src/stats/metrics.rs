@@ -1,5 +1,6 @@
 //! Mounts' statistics as metrics, in the text format of OpenMetrics, which Prometheus reads.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
 use uvfs_server::stats::{ClientReport, Failure, LatencyBar, QueueReport, Report, WatchReport};
@@ -138,6 +139,7 @@ pub fn text(mounts: &[(String, Report)]) -> Result<String, fmt::Error> {
             }
         }
     }
+    counts(&mut text, mounts)?;
     let (name, help) = (
         "latency_seconds",
         "Time from decoding to the answer, of one request in 16",
@@ -166,6 +168,25 @@ pub fn text(mounts: &[(String, Report)]) -> Result<String, fmt::Error> {
     }
     text += "# EOF\n";
     Ok(text)
+}
+
+/// The counts of file systems' own, each name a metric.
+fn counts(text: &mut String, mounts: &[(String, Report)]) -> fmt::Result {
+    let all = mounts.iter().flat_map(|(_, report)| &report.counts);
+    let names: BTreeSet<&str> = all.map(|one| &*one.name).collect();
+    // Another name would end the whole text for its reader.
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    for name in names.into_iter().filter(|name| name.chars().all(plain)) {
+        let metric = format!("fs_{name}");
+        begin(text, &metric, "A count of the file system's own", "counter")?;
+        for (mount, report) in mounts {
+            if let Some(one) = report.counts.iter().find(|one| one.name == name) {
+                let labels = [("mount", mount.clone())];
+                sample(text, &metric, "_total", &labels, one.count as f64)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The head of a metric.

@@ -15,6 +15,10 @@ mod command_line;
 mod direct;
 mod doctor;
 mod failing_host;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/fake.rs"]
+mod fake;
 mod fsx;
 mod full_disk;
 mod harness;
@@ -42,6 +46,10 @@ mod run_files;
 mod run_programs;
 mod semantics;
 mod small_files;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/stores.rs"]
+mod stores;
 mod streams;
 mod tree;
 mod uncached;

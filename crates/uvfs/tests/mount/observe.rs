@@ -22,7 +22,7 @@ use crate::harness::*;
 
 const ANY: Transport = Transport::Dev;
 
-fn stats(at: &Path) -> Value {
+pub(crate) fn stats(at: &Path) -> Value {
     let stats = run(uvfs().args(["stats", "--json"]).arg(at));
     serde_json::from_str(&stats.ok()).expect("JSON")
 }
@@ -187,7 +187,7 @@ fn slow_requests_can_be_left_out() {
 
 /// Parsed metrics: the types of the families, and the samples by name and labels.
 #[derive(Debug, Default)]
-struct Metrics {
+pub(crate) struct Metrics {
     types: HashMap<String, String>,
     samples: HashMap<(String, Vec<(String, String)>), f64>,
 }
@@ -195,7 +195,7 @@ struct Metrics {
 impl Metrics {
     /// Parses the text; fails if it is not OpenMetrics.
     #[track_caller]
-    fn parse(text: &str) -> Metrics {
+    pub(crate) fn parse(text: &str) -> Metrics {
         let mut metrics = Metrics::default();
         let body = text.strip_suffix("# EOF\n").expect("an end");
         for line in body.lines() {
@@ -226,7 +226,7 @@ impl Metrics {
     }
 
     #[track_caller]
-    fn value(&self, name: &str, mount: &Path, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn value(&self, name: &str, mount: &Path, labels: &[(&str, &str)]) -> f64 {
         let mut pairs = vec![("mount".to_owned(), mount.display().to_string())];
         pairs.extend(labels.iter().map(|(a, b)| (a.to_string(), b.to_string())));
         pairs.sort();

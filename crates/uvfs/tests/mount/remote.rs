@@ -8,7 +8,12 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
+use serde_json::Value;
+
+use crate::fake::Fake;
 use crate::harness::*;
+use crate::observe::{Metrics, stats};
+use crate::stores::At;
 
 fn store(scratch: &Scratch) -> (String, Vec<u8>) {
     let dir = scratch.dir("store");
@@ -184,4 +189,67 @@ fn a_store_is_read_only() {
         );
     }
     run(uvfs().arg("umount").arg(&at)).ok();
+}
+
+/// `uvfs stats` and the metrics have what the store was asked for, beside a mount that has no counts of its own.
+#[test]
+fn statistics_of_a_store() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let fake = Fake::start();
+    fake.put("file", &[7; 5000]);
+    let scratch = Scratch::new();
+    let cache = format!("cache_dir={}", scratch.path("cache").display());
+    let serve = Serve::over(Transport::Dev).option(&cache);
+    // A prefix: the command does not ask before whether this is an image.
+    let uri = fake.uri().replacen("/p?", "/p/?", 1);
+    let mount = Mount::new(&serve, Path::new(&uri), &scratch.dir("mount"));
+    let other = Served::new(&Serve::over(Transport::Dev));
+    mount
+        .run(Command::new("cat").arg(mount.at.join("file")))
+        .ok();
+    let asked = |kind: &str| {
+        let bucket = fake.bucket();
+        let asked = bucket.asked.iter();
+        asked.filter(|one| one.starts_with(kind)).count() as u64
+    };
+    // Asking the mount for its server may take requests, too.
+    let text = run(uvfs().arg("stats").arg(&mount.at)).ok();
+    let requests = [asked("HEAD "), asked("LIST "), asked("GET ")];
+    let counts = stats(&mount.at)["counts"].clone();
+    let mounts = [&mount.at, &other.mount.at];
+    let metrics = run(uvfs().args(["stats", "--prometheus"]).args(mounts)).ok();
+    assert_eq!(requests, [asked("HEAD "), asked("LIST "), asked("GET ")]);
+    let parsed = Metrics::parse(&metrics);
+    let expected = [
+        ("store_stat_requests", requests[0]),
+        ("store_list_requests", requests[1]),
+        ("store_read_requests", requests[2]),
+        ("store_read_bytes", 5000),
+        ("store_retries", 0),
+        ("store_failures", 0),
+        ("cache_hit_bytes", 0),
+        ("cache_miss_bytes", 5000),
+    ];
+    assert!(requests.iter().all(|count| *count > 0), "{requests:?}");
+    assert_eq!(counts.as_array().map(Vec::len), Some(expected.len()));
+    for (name, count) in expected {
+        let told = |one: &&Value| one["name"] == name;
+        let json = counts.as_array().unwrap().iter().find(told);
+        assert_eq!(json.map(|one| &one["count"]), Some(&count.into()), "{name}");
+        let metric = format!("uvfs_fs_{name}_total");
+        assert_eq!(
+            parsed.value(&metric, &mount.at, &[]),
+            count as f64,
+            "{name}"
+        );
+        let line = text.lines().find(|line| line.starts_with(name));
+        let shown = line.and_then(|line| line.split_whitespace().nth(1));
+        assert_eq!(shown, Some(&*count.to_string()), "{name}: {text}");
+    }
+    let foreign = format!("{:?}", other.mount.at);
+    let of_store = |line: &&str| line.starts_with("uvfs_fs_") && line.contains(&foreign);
+    assert_eq!(metrics.lines().find(of_store), None);
+    assert_eq!(stats(&other.mount.at)["counts"], Value::Array(Vec::new()));
 }
