@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -15,22 +15,52 @@ use crate::harness::*;
 use crate::observe::{Metrics, stats};
 use crate::stores::At;
 
-fn store(scratch: &Scratch) -> (String, Vec<u8>) {
-    let dir = scratch.dir("store");
-    let mut random = Random(1);
-    let content: Vec<u8> = (0..20 << 20).map(|_| random.next() as u8).collect();
-    fs::write(dir.join("file"), &content).unwrap();
-    (format!("fs://{}", dir.display()), content)
+/// A directory of the host as a store, and a place for its mount.
+struct Stored {
+    scratch: Scratch,
+    uri: String,
+    /// What the object `file` has.
+    content: Vec<u8>,
+    at: PathBuf,
 }
 
-fn mount(scratch: &Scratch, uri: &str, at: &Path) -> Command {
-    let mut command = uvfs();
-    let cache = scratch.path("cache");
-    command
-        .args(["mount", "-o"])
-        .arg(format!("cache_dir={},cache_size=1G", cache.display()))
-        .args([uri.as_ref(), at.as_os_str()]);
-    command
+impl Stored {
+    /// `None` where the command can't mount.
+    fn new() -> Option<Self> {
+        if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+            return None;
+        }
+        let scratch = Scratch::new();
+        let dir = scratch.dir("store");
+        let mut random = Random(1);
+        let content: Vec<u8> = (0..20 << 20).map(|_| random.next() as u8).collect();
+        fs::write(dir.join("file"), &content).unwrap();
+        fs::create_dir(dir.join("dir")).unwrap();
+        Some(Self {
+            uri: format!("fs://{}", dir.display()),
+            at: scratch.dir("mount"),
+            content,
+            scratch,
+        })
+    }
+
+    /// The option that puts the cache here.
+    fn cache(&self) -> String {
+        format!("cache_dir={}", self.scratch.path("cache").display())
+    }
+
+    /// The command that mounts it.
+    fn mount(&self) -> Command {
+        let mut command = uvfs();
+        command.args(["mount", "-o", &self.cache(), "-o", "cache_size=1G"]);
+        command.args([self.uri.as_ref(), self.at.as_os_str()]);
+        command
+    }
+
+    fn unmount(&self) {
+        run(uvfs().arg("umount").arg(&self.at)).ok();
+        assert!(mounted(&self.at).is_none());
+    }
 }
 
 /// The bytes that the cache holds.
@@ -49,13 +79,11 @@ fn cached(scratch: &Scratch) -> u64 {
 /// What a server that is killed had cached is whole for the next.
 #[test]
 fn a_killed_server_leaves_a_cache_that_is_right() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    let Some(store) = Stored::new() else {
         return;
-    }
-    let scratch = Scratch::new();
-    let (uri, content) = store(&scratch);
-    let at = scratch.dir("mount");
-    let mut server = Running::start(mount(&scratch, &uri, &at).arg("--foreground"));
+    };
+    let (at, content) = (&store.at, &store.content);
+    let mut server = Running::start(store.mount().arg("--foreground"));
     wait_for("the mount", || at.join("file").exists());
     let file = File::open(at.join("file")).unwrap();
     let mut part = vec![0; 3 << 20];
@@ -64,61 +92,56 @@ fn a_killed_server_leaves_a_cache_that_is_right() {
     server.signal(Signal::KILL);
     server.wait(LATER).expect("it was killed");
     drop(file);
-    unmount_by_force(&at);
-    let kept = cached(&scratch);
+    unmount_by_force(at);
+    let kept = cached(&store.scratch);
     assert!(kept >= 3 << 20, "{kept}");
-    run(&mut mount(&scratch, &uri, &at)).ok();
-    assert!(fs::read(at.join("file")).unwrap() == content);
-    run(uvfs().arg("umount").arg(&at)).ok();
-    assert!(mounted(&at).is_none());
+    run(&mut store.mount()).ok();
+    assert!(fs::read(at.join("file")).unwrap() == *content);
+    store.unmount();
 }
 
 /// An error is one line that says what to do, and leaves no mount and no mount point behind.
 #[test]
 fn a_store_that_can_not_be_had_is_an_error() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    let Some(mut store) = Stored::new() else {
         return;
-    }
-    let scratch = Scratch::new();
-    let at = scratch.path("mount");
+    };
+    store.at = store.scratch.path("missing");
     // No server listens there.
     let nothing =
         "s3://bucket?endpoint=http://127.0.0.1:9&region=r&access_key_id=k&secret_access_key=s";
     for uri in ["nosuch://bucket", nothing] {
-        let outcome = run(mount(&scratch, uri, &at).args(["-o", "timeout=1"]));
+        store.uri = uri.into();
+        let outcome = run(store.mount().args(["-o", "timeout=1"]));
         assert_eq!(outcome.status.code(), Some(1), "{outcome}");
         let (shown, _) = uri.split_once('?').unwrap_or((uri, ""));
         assert!(outcome.stderr.contains(shown), "{outcome}");
         assert!(!outcome.stderr.contains("secret_access_key"), "{outcome}");
-        assert!(!at.exists(), "{outcome}");
+        assert!(!store.at.exists(), "{outcome}");
     }
 }
 
 /// Owners and modes are the options', and only a store takes them.
 #[test]
 fn owners_and_modes_by_options() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    let Some(store) = Stored::new() else {
         return;
-    }
-    let scratch = Scratch::new();
-    let (uri, _) = store(&scratch);
-    fs::create_dir(scratch.path("store/dir")).unwrap();
-    let at = scratch.dir("mount");
+    };
     let words = "uid=1234,gid=5678,file_mode=0640,dir_mode=711";
-    run(mount(&scratch, &uri, &at).args(["-o", words])).ok();
+    run(store.mount().args(["-o", words])).ok();
     for (name, mode) in [("file", 0o100_640), ("dir", 0o040_711), ("", 0o040_711)] {
-        let meta = fs::metadata(at.join(name)).unwrap();
+        let meta = fs::metadata(store.at.join(name)).unwrap();
         assert_eq!(
             (meta.mode(), meta.uid(), meta.gid()),
             (mode, 1234, 5678),
             "{name}"
         );
     }
-    run(uvfs().arg("umount").arg(&at)).ok();
+    store.unmount();
     let outcome = run(uvfs()
         .args(["mount", "-o", words])
-        .arg(scratch.path("store"))
-        .arg(&at));
+        .arg(store.scratch.path("store"))
+        .arg(&store.at));
     assert_eq!(outcome.status.code(), Some(2), "{outcome}");
     assert!(
         outcome.stderr.contains("-o uid: only for object stores"),
@@ -129,41 +152,31 @@ fn owners_and_modes_by_options() {
 /// By mount(8) a store is mounted without the rights of its writers, and `nofail` mounts one that is there.
 #[test]
 fn a_store_by_the_helper() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    let Some(store) = Stored::new() else {
         return;
-    }
-    let scratch = Scratch::new();
-    let (uri, content) = store(&scratch);
-    let at = scratch.dir("mount");
-    let cache = scratch.path("cache");
+    };
     let mut helper = uvfs();
     helper
         .arg0("mount.fuse.uvfs")
-        .args([uri.as_ref(), at.as_os_str()]);
-    helper
-        .arg("-o")
-        .arg(format!("nofail,cache_dir={}", cache.display()));
+        .args([store.uri.as_ref(), store.at.as_os_str()]);
+    helper.args(["-o", &format!("nofail,{}", store.cache())]);
     run(&mut helper).ok();
-    let line = mounted(&at).expect("it is mounted");
+    let line = mounted(&store.at).expect("it is mounted");
     for flag in ["nosuid", "nodev", "ro"] {
         assert!(line.options.iter().any(|option| option == flag), "{flag}");
     }
-    assert!(fs::read(at.join("file")).unwrap() == content);
-    run(uvfs().arg("umount").arg(&at)).ok();
+    assert!(fs::read(store.at.join("file")).unwrap() == store.content);
+    store.unmount();
 }
 
 /// Every call that would change something is EROFS. (pjdfstest makes a directory of its own where it runs, before any test,
 /// so nothing of it runs here.)
 #[test]
 fn a_store_is_read_only() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    let Some(store) = Stored::new() else {
         return;
-    }
-    let scratch = Scratch::new();
-    let (uri, _) = store(&scratch);
-    fs::create_dir(scratch.path("store/dir")).unwrap();
-    let at = scratch.dir("mount");
-    run(&mut mount(&scratch, &uri, &at)).ok();
+    };
+    run(&mut store.mount()).ok();
     for script in [
         ">>\"$1/file\"",
         ">\"$1/new\"",
@@ -181,14 +194,14 @@ fn a_store_is_read_only() {
         "truncate -s 0 \"$1/file\"",
         "setfattr -n user.x -v y \"$1/file\"",
     ] {
-        let outcome = run(shell(script, &[&at]).env("LC_ALL", "C"));
+        let outcome = run(shell(script, &[&store.at]).env("LC_ALL", "C"));
         assert!(!outcome.status.success(), "{script}: {outcome}");
         assert!(
             outcome.stderr.contains("Read-only file system"),
             "{script}: {outcome}"
         );
     }
-    run(uvfs().arg("umount").arg(&at)).ok();
+    store.unmount();
 }
 
 /// `uvfs stats` and the metrics have what the store was asked for, beside a mount that has no counts of its own.
