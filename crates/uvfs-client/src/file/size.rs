@@ -142,13 +142,18 @@ impl File {
     fn seek(&self, offset: u64, whence: i32) -> Result<u64> {
         let f = &*self.0;
         let found = self.retried(|| {
-            if offset >= f.inode.current_size()? {
+            let size = f.inode.current_size()?;
+            if offset >= size {
                 return Err(Errno::NXIO);
             }
             f.inode.write_and_wait(0, u64::MAX)?;
-            f.cache
-                .server
-                .lseek(f.inode.node, f.handle.fh, offset, whence)
+            let server = &f.cache.server;
+            match server.lseek(f.inode.node, f.handle.fh, offset, whence) {
+                // As the kernel: the file system knows of no holes.
+                Err(Errno::NOSYS) if whence == libc::SEEK_HOLE => Ok(size),
+                Err(Errno::NOSYS) => Ok(offset),
+                found => found,
+            }
         });
         found.doing("seeking in", &f.name)
     }
