@@ -313,7 +313,7 @@ fn files(root: &Path, id: &Id) -> Files {
 }
 
 /// The name of a version's files.
-fn id(key: &str, version: &Version) -> Id {
+pub(crate) fn id(key: &str, version: &Version) -> Id {
     let mut hash = Sha256::new();
     let text = match &version.etag {
         Some(etag) => format!("e {etag}"),

@@ -50,8 +50,8 @@ const SECTOR: u64 = 512;
 pub struct ObjectFs {
     /// Ends with the file system; what it has under way is dropped.
     runtime: Option<Runtime>,
-    fetch: Fetch,
-    tree: Tree,
+    pub(crate) fetch: Fetch,
+    pub(crate) tree: Tree,
     listings: Listings,
     /// Objects that were fetched ahead, until they are opened or others take their place.
     ahead: Mutex<VecDeque<Arc<Object>>>,
@@ -74,15 +74,27 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 }
 
 /// An open file or directory.
-enum Open {
+pub(crate) enum Open {
     File {
         known: Arc<Known>,
         object: Arc<Object>,
         window: Mutex<Window>,
-        backed: bool,
+        flags: OFlags,
+        by: By,
     },
     /// The listing that READDIR goes through.
     Directory(Mutex<Option<Arc<Listing>>>),
+}
+
+/// Who reads an open file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The kernel by itself, from this backing file.
+    Backed(i32),
+    /// The kernel by requests.
+    Kernel,
+    /// A client.
+    Client,
 }
 
 impl ObjectFs {
@@ -123,11 +135,11 @@ impl ObjectFs {
         self.options.ttl.max(TTL)
     }
 
-    fn known(&self, node: Node) -> Result<Arc<Known>> {
+    pub(crate) fn known(&self, node: Node) -> Result<Arc<Known>> {
         Ok(self.tree.get(node).ok_or(Errno::STALE)?)
     }
 
-    fn handle(&self, fh: Handle) -> Result<Arc<Open>> {
+    pub(crate) fn handle(&self, fh: Handle) -> Result<Arc<Open>> {
         let open = uvfs_sys::lock(&self.open);
         let found = usize::try_from(fh.0).ok().and_then(|fh| open.get(fh));
         Ok(found.ok_or(Errno::BADF)?.clone())
@@ -156,7 +168,12 @@ impl ObjectFs {
     }
 
     /// Asks the store whether a key is a file or a directory, and for its attributes.
-    async fn find(&self, cx: &Context, key: &str, directory: &str) -> Result<Option<Facts>> {
+    pub(crate) async fn find(
+        &self,
+        cx: &Context,
+        key: &str,
+        directory: &str,
+    ) -> Result<Option<Facts>> {
         let store = self.fetch.store.clone();
         let (file, below) = (key.to_owned(), directory.to_owned());
         let all = async move {
@@ -296,7 +313,7 @@ impl ObjectFs {
         attr
     }
 
-    fn entry(&self, known: &Known) -> Entry {
+    pub(crate) fn entry(&self, known: &Known) -> Entry {
         let mut entry = Entry::new(self.attr(known), self.ttl());
         entry.node = known.node;
         entry
@@ -326,7 +343,7 @@ impl ObjectFs {
 
     /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
     /// either by a backing file or by its own pages.
-    fn begin_use(&self, known: &Known, origin: Origin) -> Result<(Arc<Object>, Option<i32>)> {
+    fn begin_use(&self, known: &Known, origin: Origin) -> Result<(Arc<Object>, By)> {
         let mut state = known.state();
         let version = state.version.clone().ok_or(Errno::ISDIR)?;
         let object = match &state.object {
@@ -335,40 +352,60 @@ impl ObjectFs {
         };
         state.object = Some(object.clone());
         if origin != Origin::Kernel {
-            return Ok((object, None));
+            state.clients += 1;
+            return Ok((object, By::Client));
         }
         if let Some((id, opens)) = &mut state.backing {
             *opens += 1;
-            return Ok((object, Some(*id)));
+            return Ok((object, By::Backed(*id)));
         }
         if state.plain == 0
             && let Some(id) = self.register(known, &object)
         {
             state.backing = Some((id, 1));
-            return Ok((object, Some(id)));
+            return Ok((object, By::Backed(id)));
         }
         state.plain += 1;
-        Ok((object, None))
+        Ok((object, By::Kernel))
     }
 
-    /// The kernel has closed a file.
-    fn end_use(&self, known: &Known, backed: bool) {
+    /// Makes a handle of a file.
+    pub(crate) fn open_file(
+        &self,
+        known: Arc<Known>,
+        flags: OFlags,
+        origin: Origin,
+    ) -> Result<(Handle, By)> {
+        let (object, by) = self.begin_use(&known, origin)?;
+        let open = Open::File {
+            known,
+            object,
+            window: Mutex::default(),
+            flags,
+            by,
+        };
+        Ok((self.add(open), by))
+    }
+
+    /// A file was closed.
+    fn end_use(&self, known: &Known, by: By) {
         let mut state = known.state();
-        if backed {
-            let (id, opens) = state.backing.as_mut().expect("it was open");
-            *opens -= 1;
-            if *opens == 0 {
-                let id = *id;
-                state.backing = None;
-                if let Some(session) = self.session.get() {
-                    session.unregister_backing(known.node, id);
-                }
-                if let Some(object) = &state.object {
-                    object.not_backed();
+        match by {
+            By::Client => state.clients -= 1,
+            By::Kernel => state.plain -= 1,
+            By::Backed(id) => {
+                let (_, opens) = state.backing.as_mut().expect("it was open");
+                *opens -= 1;
+                if *opens == 0 {
+                    state.backing = None;
+                    if let Some(session) = self.session.get() {
+                        session.unregister_backing(known.node, id);
+                    }
+                    if let Some(object) = &state.object {
+                        object.not_backed();
+                    }
                 }
             }
-        } else {
-            state.plain -= 1;
         }
         if !state.is_open() {
             state.object = None;
@@ -472,6 +509,10 @@ impl FileSystem for ObjectFs {
         self.fetch.store.counters.all()
     }
 
+    fn clients(&self) -> Option<&dyn ClientSupport> {
+        Some(self)
+    }
+
     fn forget(&self, node: Node, lookups: u64) {
         self.tree.forget(node, lookups);
     }
@@ -534,21 +575,15 @@ impl FileSystem for ObjectFs {
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
-        let (object, backing) = self.begin_use(&known, how.origin)?;
-        let fh = self.add(Open::File {
-            known,
-            object,
-            window: Mutex::default(),
-            backed: backing.is_some(),
-        });
+        let (fh, by) = self.open_file(known, how.flags, how.origin)?;
         let mut opened = Opened::new(fh);
-        match backing {
+        match by {
             // The kernel takes no other flag beside it.
-            Some(id) => {
+            By::Backed(id) => {
                 opened.backing = id;
                 opened.flags = OpenFlags::PASSTHROUGH;
             }
-            None => opened.flags = OpenFlags::KEEP_CACHE,
+            By::Kernel | By::Client => opened.flags = OpenFlags::KEEP_CACHE,
         }
         Ok(opened)
     }
@@ -562,9 +597,9 @@ impl FileSystem for ObjectFs {
         _: Option<LockOwner>,
     ) -> Result<()> {
         if let Some(open) = self.remove(fh)
-            && let Open::File { known, backed, .. } = &*open
+            && let Open::File { known, by, .. } = &*open
         {
-            self.end_use(known, *backed);
+            self.end_use(known, *by);
         }
         Ok(())
     }

@@ -452,6 +452,12 @@ pub(crate) fn is_reached(key: &str) -> bool {
     key.trim() == key
 }
 
+/// Whether lookups lead to a file of this key.
+pub(crate) fn has_path(key: &str) -> bool {
+    let mut ends = key.match_indices('/').map(|(slash, _)| slash);
+    key.split('/').all(is_name) && is_reached(key) && ends.all(|end| is_reached(&key[..end]))
+}
+
 /// Whether a path can name it.
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = !name.is_empty() && name != "." && name != "..";

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
-use uvfs_server::fs::{Node, ROOT};
+use uvfs_server::fs::{Errno, Node, ROOT, Result};
 
 use crate::object::Object;
 use crate::posix::Posix;
@@ -31,6 +31,8 @@ pub(crate) struct State {
     pub(crate) asked: Option<Instant>,
     /// Opens that the kernel sends reads for.
     pub(crate) plain: u64,
+    /// Opens of clients.
+    pub(crate) clients: u64,
     /// The registration of a backing file and its opens.
     pub(crate) backing: Option<(i32, u64)>,
     /// The pieces of this version, while the file is open.
@@ -39,7 +41,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn is_open(&self) -> bool {
-        self.plain > 0 || self.backing.is_some()
+        self.plain > 0 || self.clients > 0 || self.backing.is_some()
     }
 }
 
@@ -75,6 +77,20 @@ impl Tree {
     pub(crate) fn get(&self, node: Node) -> Option<Arc<Known>> {
         let nodes = uvfs_sys::lock(&self.0);
         Some(nodes.by_number.get(&node.0)?.0.clone())
+    }
+
+    /// How many lookups of a node are counted.
+    pub(crate) fn lookups(&self, node: Node) -> Option<u64> {
+        let nodes = uvfs_sys::lock(&self.0);
+        Some(nodes.by_number.get(&node.0)?.1)
+    }
+
+    /// Counts a further lookup of a node.
+    pub(crate) fn remember(&self, node: Node) -> Result<()> {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        let (_, lookups) = nodes.by_number.get_mut(&node.0).ok_or(Errno::STALE)?;
+        *lookups += 1;
+        Ok(())
     }
 
     /// Counts a lookup of a key, which the store said this of when it was `asked`. Another version or type of a file is

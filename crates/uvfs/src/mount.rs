@@ -21,6 +21,7 @@ use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backed, Passthrough};
+use uvfs_server::layers::ReadOnly;
 use uvfs_server::mount::ending::{self, Stage};
 use uvfs_server::mount::{self, Ending, Mount, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
@@ -292,6 +293,8 @@ fn serve_image(
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     let fs = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
+    // The kernel refuses changes, and this the changes of clients.
+    let fs = ReadOnly::new(fs);
     let confine = confine::image_server;
     mounted(fs, |_| {}, confine, source, place, &options, report)
 }
@@ -338,6 +341,7 @@ fn mount_store(
     how.backing_files = options.passthrough.passthrough != Backed::Off;
     let name = remote::shown(Path::new(uri));
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
+    let fs = ReadOnly::new(fs);
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     // The store has no users: the kernel checks the modes that the mount shows.

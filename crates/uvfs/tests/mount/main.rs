@@ -35,6 +35,10 @@ mod own_process;
 mod pjdfstest;
 mod preload;
 mod programs;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/proxy.rs"]
+mod proxy;
 mod read_only;
 mod refused;
 #[cfg(feature = "object")]

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[cfg(feature = "object")]
+use crate::remote;
 use crate::{
     backed, clients, direct, failing_host, full_disk, hostile, kill_9, listings, lock_waiters,
     mount8, outcomes, removed_on_the_host, requests, semantics, tree, uncached, view, watch,
@@ -54,6 +56,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("signalled", hostile::signalled),
     ("grown", view::grown),
     ("beside_direct_writer", view::beside_direct_writer),
+    #[cfg(feature = "object")]
+    ("store_by_paths", remote::clients::by_paths),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

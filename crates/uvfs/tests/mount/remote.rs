@@ -1,5 +1,7 @@
 //! Object stores by the command: crates/uvfs-object tests what is behind a mount, and here is how one begins and ends.
 
+pub(crate) mod clients;
+
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
@@ -13,6 +15,7 @@ use serde_json::Value;
 use crate::fake::Fake;
 use crate::harness::*;
 use crate::observe::{Metrics, stats};
+use crate::proxy::Proxy;
 use crate::stores::At;
 
 /// A directory of the host as a store, and a place for its mount.
@@ -60,6 +63,48 @@ impl Stored {
     fn unmount(&self) {
         run(uvfs().arg("umount").arg(&self.at)).ok();
         assert!(mounted(&self.at).is_none());
+    }
+}
+
+/// A store in memory behind a proxy, and its mount.
+struct InMemory {
+    // Dropped in this order, so that the end of the mount waits for no store.
+    mount: Mount,
+    proxy: Proxy,
+    fake: Fake,
+    scratch: Scratch,
+    serve: Serve,
+}
+
+impl InMemory {
+    /// `fill` puts objects there. With these options of the mount.
+    #[track_caller]
+    fn new(options: &[&str], fill: impl FnOnce(&Fake)) -> Self {
+        let fake = Fake::start();
+        fill(&fake);
+        let proxy = Proxy::start(fake.address());
+        let scratch = Scratch::new();
+        let cache = format!("cache_dir={}", scratch.path("cache").display());
+        let serve = Serve::over(Transport::Dev).option(&cache);
+        let serve = (options.iter()).fold(serve, |serve, option| serve.option(option));
+        let uri = Self::uri(&fake, &proxy);
+        let mount = Mount::new(&serve, Path::new(&uri), &scratch.dir("mount"));
+        Self {
+            mount,
+            proxy,
+            fake,
+            scratch,
+            serve,
+        }
+    }
+
+    /// A prefix, so that the command does not ask before whether this is an image.
+    fn uri(fake: &Fake, proxy: &Proxy) -> String {
+        fake.uri_at(proxy.address()).replacen("/p?", "/p/?", 1)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.mount.at.join(name)
     }
 }
 
@@ -210,14 +255,8 @@ fn statistics_of_a_store() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let fake = Fake::start();
-    fake.put("file", &[7; 5000]);
-    let scratch = Scratch::new();
-    let cache = format!("cache_dir={}", scratch.path("cache").display());
-    let serve = Serve::over(Transport::Dev).option(&cache);
-    // A prefix: the command does not ask before whether this is an image.
-    let uri = fake.uri().replacen("/p?", "/p/?", 1);
-    let mount = Mount::new(&serve, Path::new(&uri), &scratch.dir("mount"));
+    let store = InMemory::new(&[], |fake| fake.put("file", &[7; 5000]));
+    let (mount, fake) = (&store.mount, &store.fake);
     let other = Served::new(&Serve::over(Transport::Dev));
     mount
         .run(Command::new("cat").arg(mount.at.join("file")))

@@ -1,0 +1,110 @@
+//! What clients over shared memory ask for.
+
+use std::time::Instant;
+
+use uvfs_server::fs::*;
+
+use crate::cache::{self, Id};
+use crate::fs::{By, ObjectFs, Open};
+use crate::store;
+
+impl ClientSupport for ObjectFs {
+    fn open_flags(&self, _: Node, fh: Handle) -> Result<OFlags> {
+        match &*self.handle(fh)? {
+            Open::File {
+                by: By::Backed(_), ..
+            } => Err(Errno::BUSY.into()),
+            Open::File { flags, .. } => Ok(*flags),
+            Open::Directory(_) => Err(Errno::ISDIR.into()),
+        }
+    }
+
+    fn share(&self, node: Node, fh: Handle) -> BoxFuture<'_, Result<Handle>> {
+        Box::pin(async move {
+            let open = self.handle(fh)?;
+            let Open::File { known, flags, .. } = &*open else {
+                return Err(Errno::ISDIR.into());
+            };
+            if known.node != node {
+                return Err(Errno::BADF.into());
+            }
+            self.tree.remember(node)?;
+            let shared = self.open_file(known.clone(), *flags, Origin::Client(()));
+            let (fh, _) = shared.inspect_err(|_| self.tree.forget(node, 1))?;
+            Ok(fh)
+        })
+    }
+
+    fn lookups(&self, node: Node) -> Option<u64> {
+        self.tree.lookups(node)
+    }
+
+    /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length.
+    fn identity(&self, node: Node) -> Option<Bytes> {
+        if node == ROOT {
+            return Some(self.fetch.store.name().into_bytes());
+        }
+        let known = self.known(node).ok()?;
+        let number = cache::id(&known.key, known.state().version.as_ref()?);
+        let len = (known.key.len() as u32).to_le_bytes();
+        Some([&number, &len[..], known.key.as_bytes()].concat())
+    }
+
+    fn path(&self, node: Node) -> Option<Bytes> {
+        let known = self.known(node).ok()?;
+        Some(known.key.trim_end_matches('/').as_bytes().to_vec())
+    }
+
+    fn find<'a>(&'a self, cx: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
+        Box::pin(async move {
+            let (number, key) = parse(identity).ok_or(Errno::INVAL)?;
+            if !store::has_path(key) || !self.fetch.store.takes(key) {
+                return Err(Errno::STALE.into());
+            }
+            let asked = Instant::now();
+            let found = self.find(cx, key, &format!("{key}/")).await?;
+            let found = found.filter(|facts| {
+                let version = facts.version.as_ref();
+                version.is_some_and(|version| cache::id(key, version) == *number)
+            });
+            let facts = found.ok_or(Errno::STALE)?;
+            let known = self.tree.looked_up(key.to_owned(), facts, asked);
+            Ok(self.entry(&known))
+        })
+    }
+}
+
+/// The number and the key of a file's identity. A path may follow, which is not needed.
+fn parse(identity: &[u8]) -> Option<(&Id, &str)> {
+    let (number, rest) = identity.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let key = rest.get(..u32::from_le_bytes(*len) as usize)?;
+    Some((number, std::str::from_utf8(key).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No bytes that a client sends make more of an identity than a name that lookups lead to.
+    #[test]
+    fn an_identity_is_taken_apart() {
+        let of = |len: u32, rest: &[u8]| [&[7; 16], &len.to_le_bytes()[..], rest].concat();
+        assert_eq!(parse(&of(3, b"a/b")), Some((&[7; 16], "a/b")));
+        assert_eq!(parse(&of(3, b"a/band a path")), Some((&[7; 16], "a/b")));
+        for bytes in [of(4, b"a/b"), of(u32::MAX, b"a/b"), of(2, b"\xff\xfe")] {
+            assert_eq!(parse(&bytes), None, "{bytes:?}");
+        }
+        for len in 0..20 {
+            assert_eq!(parse(&of(3, b"a/b")[..len]), None, "{len}");
+        }
+        for key in ["a", "a/b", "a b/c"] {
+            assert!(store::has_path(key), "{key:?}");
+        }
+        for key in [
+            "", "/", "a/", "/a", "a//b", "../a", "a/./b", "a ", " a", "a /b", "a\0",
+        ] {
+            assert!(!store::has_path(key), "{key:?}");
+        }
+    }
+}
