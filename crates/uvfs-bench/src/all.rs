@@ -72,7 +72,9 @@ pub struct Args {
 
 /// Looks whether it is a peer, and leaves it as it is.
 fn peer(text: &str) -> Result<String, String> {
-    super::server::peer(text).map(|_| text.to_string())
+    let peer = super::server::remote_peer(text)?;
+    let serves = peer.serves_source().map_err(|error| error.to_string());
+    serves.map(|()| text.to_string())
 }
 
 /// The benchmarks, in the order in which they run.

@@ -62,17 +62,9 @@ pub enum Kind {
     },
 }
 
-/// Another file server, given as `NAME=COMMAND`.
-pub fn peer(text: &str) -> Result<Target, String> {
-    peer_with(text, &["{source}", "{mountpoint}"])
-}
-
-/// A server of an object store: its command has the store's address in its own way.
+/// Another file server, given as `NAME=COMMAND`. The command for an object store has the store's address in its own way;
+/// for a directory it has to have `{source}` (see [`Target::serves_source`]).
 pub fn remote_peer(text: &str) -> Result<Target, String> {
-    peer_with(text, &["{mountpoint}"])
-}
-
-fn peer_with(text: &str, places: &[&str]) -> Result<Target, String> {
     let (name, command) = text
         .split_once('=')
         .ok_or("write NAME='COMMAND {source} {mountpoint}'")?;
@@ -86,10 +78,8 @@ fn peer_with(text: &str, places: &[&str]) -> Result<Target, String> {
     if command.is_empty() {
         return Err("the command is empty".into());
     }
-    for place in places {
-        if !command.iter().any(|word| word.contains(place)) {
-            return Err(format!("the command has no {place}"));
-        }
+    if !command.iter().any(|word| word.contains("{mountpoint}")) {
+        return Err("the command has no {mountpoint}".into());
     }
     Ok(Target {
         name: name.into(),
@@ -146,9 +136,32 @@ impl Target {
         }
     }
 
-    /// Starts this target's server, if it has one, and waits until its mount answers.
+    /// An error for another server whose command does not say where the source is.
+    pub fn serves_source(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Peer { command } if !command.iter().any(|word| word.contains("{source}")) => {
+                let name = &self.name;
+                Err(Error::usage(format!(
+                    "--peer {name}: the command has no {{source}}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts this target's server, if it has one, and waits until its mount answers. The server of an object store
+    /// begins with an empty cache.
     pub fn start<'w>(&self, workspace: &'w Workspace) -> Result<Running<'w>> {
-        self.start_over(workspace, workspace.source())
+        let stored = workspace.stored().filter(|_| self.kind != Kind::Native);
+        let Some((uri, name)) = stored else {
+            return self.start_over(workspace, workspace.source());
+        };
+        let cache = workspace.cache();
+        let _ = fs::remove_dir_all(&cache);
+        fs::create_dir(&cache).context(|| cache.display().to_string())?;
+        let mut running = self.start_over(workspace, uri.into())?;
+        running.path.push(name);
+        Ok(running)
     }
 
     /// The same over another source.
@@ -189,6 +202,10 @@ impl Target {
                 if let Kind::Uvfs { options } = &self.kind {
                     command.args(options);
                 }
+                if workspace.stored().is_some() {
+                    let cache = workspace.cache();
+                    command.args(["-o", &format!("cache_dir={}", cache.display())]);
+                }
                 command.args([source, &mountpoint]);
                 command
             }
@@ -202,7 +219,7 @@ impl Target {
                 // Both are UTF-8: the workspace sees to it.
                 let words = command.iter().map(|word| {
                     let word = word.replace("{source}", &source.to_string_lossy());
-                    let cache = workspace.beside("cache");
+                    let cache = workspace.cache();
                     let word = word.replace("{cache}", &cache.to_string_lossy());
                     OsString::from(word.replace("{mountpoint}", &mountpoint.to_string_lossy()))
                 });
@@ -474,7 +491,7 @@ mod tests {
     /// `--peer` starts the command that it is given.
     #[test]
     fn a_peer_is_a_name_and_a_command() {
-        let p = peer("hp=/opt/hp --foreground {source} {mountpoint}").unwrap();
+        let p = remote_peer("hp=/opt/hp --foreground {source} {mountpoint}").unwrap();
         assert_eq!(p.name, "hp");
         assert_eq!(
             command(p),
@@ -487,7 +504,7 @@ mod tests {
     fn a_peers_command_may_be_quoted_and_hold_equal_signs() {
         assert_eq!(
             command(
-                peer(r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#)
+                remote_peer(r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#)
                     .unwrap()
             ),
             [
@@ -508,14 +525,15 @@ mod tests {
             ("=x {source} {mountpoint}", "name"),
             ("a b=x {source} {mountpoint}", "name"),
             ("hp=", "empty"),
-            ("hp=x {mountpoint}", "{source}"),
             ("hp=x {source}", "{mountpoint}"),
             ("hp=x '{source} {mountpoint}", "without its end"),
             ("hp=x {source} {mountpoint} \\", "backslash"),
         ] {
-            let e = peer(text).unwrap_err();
+            let e = remote_peer(text).unwrap_err();
             assert!(e.contains(word), "{text}: {e}");
         }
+        let e = remote_peer("hp=x {mountpoint}").unwrap().serves_source();
+        assert!(e.unwrap_err().to_string().contains("{source}"));
     }
 
     /// The JSON of a run says which options each target had.

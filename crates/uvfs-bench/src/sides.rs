@@ -1,26 +1,95 @@
 //! The targets of the benchmarks that compare a mount with the source itself, with `uvfs-client` and with
 //! other servers.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
 use uvfs_cli::{Error, Result};
 
 use super::common::words;
-use super::server::{Kind, Target, check_names, peer};
+use super::server::{Kind, Target, check_names, remote_peer};
+use super::workspace::Workspace;
 
 /// Servers of other projects.
 #[derive(clap::Args)]
 pub struct Peers {
     /// Another file server: it is run without a shell, has to stay in the foreground, and is
     /// unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'", value_parser = peer)]
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'", value_parser = remote_peer)]
     peer: Vec<Target>,
 }
 
 impl Peers {
-    /// Adds a target for each, whose name has to be a new one.
+    /// Adds a target for each, whose name has to be a new one. Each serves a directory.
     pub fn add_to(&self, targets: &mut Vec<Target>) -> Result<()> {
+        self.peer.iter().try_for_each(Target::serves_source)?;
+        self.add_any_to(targets)
+    }
+
+    /// The same for servers that may serve a store.
+    fn add_any_to(&self, targets: &mut Vec<Target>) -> Result<()> {
         targets.extend(self.peer.iter().cloned());
         check_names(targets)
+    }
+}
+
+/// An object store in place of the source directory, for benchmarks that read.
+#[derive(clap::Args)]
+pub struct Stored {
+    /// Serve an object store, as `uvfs mount` takes it, read-only: what writes is left out, and so is the side client. Each
+    /// server begins with an empty cache below --dir ({cache} in the command of --peer, which needs no {source} then)
+    #[arg(long, value_name = "URI", requires = "objects")]
+    source: Option<String>,
+    /// The directory in which that store has the objects of that bucket and prefix, as gateways to a file system do
+    #[arg(long, value_name = "DIR", requires = "source")]
+    objects: Option<PathBuf>,
+}
+
+impl Stored {
+    /// Whether there is one.
+    pub fn is_some(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Lets a workspace be over the store.
+    pub fn put_below(&self, workspace: Workspace) -> Result<Workspace> {
+        match (&self.source, &self.objects) {
+            (Some(uri), Some(objects)) => workspace.over_store(uri, objects),
+            _ => Ok(workspace),
+        }
+    }
+
+    /// Of `works` those that can be done: without those that write, whose names `writes` gives, if there is a store. Says
+    /// which are left out.
+    ///
+    /// # Errors
+    /// None is left.
+    pub fn works<T>(
+        &self,
+        mut works: Vec<T>,
+        writes: impl Fn(&T) -> Option<String>,
+    ) -> Result<Vec<T>> {
+        let left_out = |name| uvfs_cli::warn(format!("{name}: left out, as a store is read-only"));
+        works.retain(|work| !self.is_some() || writes(work).map(left_out).is_none());
+        match works.is_empty() {
+            true => Err(Error::usage("no work is left that only reads")),
+            false => Ok(works),
+        }
+    }
+
+    /// The targets, as [`Sides::targets`] gives them for a directory.
+    pub fn targets(&self, sides: &Sides, all: &[Side], clients: &[Target]) -> Result<Vec<Target>> {
+        if !self.is_some() {
+            return sides.targets(all, &[], clients);
+        }
+        let all: Vec<Side> = all
+            .iter()
+            .copied()
+            .filter(|side| *side != Side::Client)
+            .collect();
+        let mut targets = sides.without_peers(&all, &[], &[])?;
+        sides.peers.add_any_to(&mut targets)?;
+        Ok(targets)
     }
 }
 
@@ -65,6 +134,17 @@ impl Sides {
         options: &[&str],
         clients: &[Target],
     ) -> Result<Vec<Target>> {
+        let mut targets = self.without_peers(all, options, clients)?;
+        self.peers.add_to(&mut targets)?;
+        Ok(targets)
+    }
+
+    fn without_peers(
+        &self,
+        all: &[Side],
+        options: &[&str],
+        clients: &[Target],
+    ) -> Result<Vec<Target>> {
         if let Some(side) = self.sides.iter().find(|side| !all.contains(side)) {
             let names: Vec<String> = all.iter().map(|side| words(side).0).collect();
             return Err(Error::usage(format!(
@@ -96,7 +176,6 @@ impl Sides {
             let name = words(&side).0;
             targets.push(Target { name, kind });
         }
-        self.peers.add_to(&mut targets)?;
         Ok(targets)
     }
 }

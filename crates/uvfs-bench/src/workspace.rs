@@ -1,5 +1,6 @@
 //! The private directory in which a benchmark works.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,13 @@ const DEFAULT_DIR: &str = "/dev/shm";
 pub struct Workspace {
     dir: Option<TempDir>,
     root: PathBuf,
+    stored: Option<Stored>,
+}
+
+/// An object store that the servers serve, and the benchmark's own directory among its objects, removed at the end.
+struct Stored {
+    uri: String,
+    objects: TempDir,
 }
 
 impl Workspace {
@@ -57,6 +65,7 @@ impl Workspace {
         let workspace = Self {
             dir: Some(dir),
             root,
+            stored: None,
         };
         for dir in [
             workspace.source(),
@@ -68,9 +77,37 @@ impl Workspace {
         Ok(workspace)
     }
 
+    /// Works in a directory of a store's objects, in which the store has those of this URI.
+    pub fn over_store(mut self, uri: &str, objects: &Path) -> Result<Self> {
+        // The store may run as another user.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        let objects = tempfile::Builder::new()
+            .prefix("uvfs-bench.")
+            .permissions(open)
+            .tempdir_in(objects)
+            .context(|| format!("{}: making objects", objects.display()))?;
+        let uri = uri.to_owned();
+        self.stored = Some(Stored { uri, objects });
+        Ok(self)
+    }
+
+    /// The URI of an object store that the servers serve in place of the source, and the source's name there.
+    pub fn stored(&self) -> Option<(&str, &OsStr)> {
+        let stored = self.stored.as_ref()?;
+        Some((&stored.uri, stored.objects.path().file_name()?))
+    }
+
     /// The directory that native work uses and that the servers serve.
     pub fn source(&self) -> PathBuf {
-        self.root.join("source")
+        match &self.stored {
+            Some(stored) => stored.objects.path().to_owned(),
+            None => self.root.join("source"),
+        }
+    }
+
+    /// Where a server of an object store has its cache.
+    pub fn cache(&self) -> PathBuf {
+        self.beside("cache")
     }
 
     /// The directory on which the servers are mounted, one after another.

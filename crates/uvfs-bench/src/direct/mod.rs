@@ -13,7 +13,7 @@ use super::common::{Common, Place};
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Target, start_store};
-use super::sides::{self, Side, Sides};
+use super::sides::{self, Side, Sides, Stored};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
 use job::{CALL, Calls, DirectAccess, DirectJob, PIECE};
@@ -22,6 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs bench direct --quick
   uvfs bench direct --latency-us 0,100,1000,5000 --json > result.json
+  uvfs bench direct --source 's3://bucket?endpoint=http://127.0.0.1:9000' --objects /srv/store/bucket --dir /var/tmp
   uvfs bench direct --sides native,mount,mount-dev \\
     --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
@@ -51,9 +52,12 @@ pub struct Args {
         value_delimiter = ',',
         default_value = "0,100,1000",
         value_parser = clap::value_parser!(u64).range(0..=1_000_000),
-        value_name = "LIST"
+        value_name = "LIST",
+        conflicts_with = "source"
     )]
     latency_us: Vec<u64>,
+    #[command(flatten)]
+    stored: Stored,
     #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
@@ -137,11 +141,10 @@ impl DirectBench<'_> {
                 },
             )?),
         };
-        let (source, name) = match slow {
-            Some(_) => (workspace.store(), "0"),
-            None => (workspace.source(), DATA),
+        let (running, name) = match slow {
+            Some(_) => (target.start_over(workspace, workspace.store())?, "0"),
+            None => (target.start(workspace)?, DATA),
         };
-        let running = target.start_over(workspace, source)?;
         let way = match client {
             true => DirectAccess::Client {
                 data: workspace.source().join(DATA),
@@ -195,16 +198,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         sides::client("client", false, false),
         sides::client("client-one-at-a-time", false, true),
     ];
-    let targets = args.sides.targets(&Side::CALLS, &[], &clients)?;
+    let stored = &args.stored;
+    let targets = stored.targets(&args.sides, &Side::CALLS, &clients)?;
+    let latencies = match stored.is_some() {
+        true => &[0][..],
+        false => &args.latency_us,
+    };
     let mut points = Vec::new();
-    for &latency_us in &args.latency_us {
+    for &latency_us in latencies {
         points.extend(DirectPoint::WORKS.map(|(write, calls)| DirectPoint {
             latency_us,
             write,
             calls,
         }));
     }
-    let workspace = args.place.workspace(2 * bytes)?;
+    let points = stored.works(points, |point| point.write.then(|| point.describe().name))?;
+    let workspace = stored.put_below(args.place.workspace(2 * bytes)?)?;
     workspace.fill(DATA, bytes)?;
     let works = points.iter().map(DirectPoint::describe).collect();
     let bench = DirectBench {

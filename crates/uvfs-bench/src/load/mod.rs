@@ -21,7 +21,7 @@ use super::measure::Measured;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say};
 use super::server::{Running, Target};
-use super::sides::{Side, Sides};
+use super::sides::{Side, Sides, Stored};
 use super::stats::{Histogram, Latency};
 use super::workspace::Workspace;
 use job::{LoadJob, LoadWork, Loaded};
@@ -31,6 +31,7 @@ Examples:
   uvfs bench load --quick
   uvfs bench load --work stat,open --processes 1,16 --neighbours 0,2 --rounds 3 --json > result.json
   uvfs bench load --sides mount,run --seconds 5 --work direct
+  uvfs bench load --source 's3://bucket?endpoint=http://127.0.0.1:9000' --objects /srv/store/bucket --dir /var/tmp
   uvfs bench load --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
 Each point is one work, done by a number of processes at once beside a number of neighbours:
@@ -111,6 +112,8 @@ pub struct Args {
     #[arg(long)]
     seconds: Option<f64>,
     #[command(flatten)]
+    stored: Stored,
+    #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
     place: Place,
@@ -140,12 +143,15 @@ impl LoadPoint {
 }
 
 /// All points, those of a work one after another.
-fn points(args: &Args) -> Vec<LoadPoint> {
+fn points(args: &Args) -> Result<Vec<LoadPoint>> {
+    let asked = args.stored.works(args.work.clone(), |work| {
+        (*work == LoadWork::Create).then(|| words(work).0)
+    })?;
     let processes = args.processes.clone();
     let processes = processes.unwrap_or(args.common.pick(vec![1, 4], vec![1, 2, 4, 8, 16]));
     let mut points = Vec::new();
     for &work in LoadWork::value_variants() {
-        for &neighbours in args.neighbours.iter().filter(|_| args.work.contains(&work)) {
+        for &neighbours in args.neighbours.iter().filter(|_| asked.contains(&work)) {
             points.extend(processes.iter().map(|&processes| LoadPoint {
                 work,
                 processes,
@@ -153,7 +159,7 @@ fn points(args: &Args) -> Vec<LoadPoint> {
             }));
         }
     }
-    points
+    Ok(points)
 }
 
 /// Processes that are ended when this goes.
@@ -300,18 +306,18 @@ fn together(results: &[Loaded]) -> Measured {
 /// Runs the benchmark and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
-    let targets = args.sides.targets(&Side::PROGRAMS, &[], &[])?;
+    let stored = &args.stored;
+    let targets = stored.targets(&args.sides, &Side::PROGRAMS, &[])?;
     let seconds = args.seconds.unwrap_or(common.pick(0.1, 1.0));
     if !(0.01..=3600.0).contains(&seconds) {
         return Err(Error::usage("--seconds: from 0.01 to 3600"));
     }
-    let points = points(&args);
+    let points = points(&args)?;
     let most = points.iter().map(|p| p.processes).max().unwrap_or(0);
     let bytes: u64 = common.pick(8 << 20, 64 << 20);
     // The files, and the page cache of the mount over them.
-    let workspace = args
-        .place
-        .workspace(2 * (u64::from(most) * bytes + FILES * 4096))?;
+    let room = 2 * (u64::from(most) * bytes + FILES * 4096);
+    let workspace = stored.put_below(args.place.workspace(room)?)?;
     for number in 0..most {
         workspace.fill(&format!("{DATA}-{number}"), bytes)?;
         workspace.populate(&format!("{OWN}-{number}"), 0)?;

@@ -317,3 +317,80 @@ fn an_interrupted_load_ends_its_processes() {
     }
     assert!(is_empty(&dir));
 }
+
+/// `uvfs bench load` and `direct` measure the works that read over an object store, say what they leave out, and leave no
+/// objects behind.
+#[cfg(feature = "object")]
+#[test]
+fn works_that_read_are_measured_over_a_store() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // Direct reads need a file system that has them.
+    let place = scratch.ext4("place");
+    let (dir, objects) = (place.join("bench"), place.join("objects"));
+    fs::create_dir(&dir).unwrap();
+    fs::create_dir(&objects).unwrap();
+    let uri = format!("fs://{}", objects.display());
+    let over_store = |name, args: &[&str]| {
+        let mut command = bench(name, 1, &dir);
+        command.args(["--source", &uri, "--objects"]).arg(&objects);
+        run_within(LATER, command.args(args))
+    };
+    let peer = format!(
+        "other={} mount --foreground -o cache_dir={{cache}} {uri} {{mountpoint}}",
+        env!("CARGO_BIN_EXE_uvfs")
+    );
+    let load = ["--processes", "2", "--neighbours", "0", "--seconds", "0.05"];
+    let load = [&load[..], &["--sides", "native,mount,run", "--peer", &peer]].concat();
+    let direct = ["--sides", "native,mount", "--peer", &peer];
+    for (name, args, works, left_out) in [
+        (
+            "load",
+            &load[..],
+            &["direct-2p-0n", "buffered-2p-0n", "stat-2p-0n", "open-2p-0n"][..],
+            &["create"][..],
+        ),
+        (
+            "direct",
+            &direct,
+            &["read-one-0us", "read-many-0us"],
+            &["write-one-0us", "write-many-0us"],
+        ),
+    ] {
+        let outcome = over_store(name, args);
+        let said = outcome.stderr.clone();
+        let report = report(&outcome.ok());
+        assert_eq!(names(&report["works"], "name"), works);
+        for work in left_out {
+            assert!(said.contains(&format!("{work}: left out")), "{said}");
+        }
+        for work in report["works"].as_array().unwrap() {
+            let targets = names(&work["results"], "target");
+            assert!(targets.ends_with(&["other".into()]), "{work}");
+            for result in work["results"].as_array().unwrap() {
+                assert!(result["rate"]["median"].as_f64().unwrap() > 0.0, "{work}");
+            }
+        }
+        assert!(is_empty(&objects) && is_empty(&dir));
+    }
+    for (name, args, word) in [
+        ("load", &["--work", "create"][..], "no work is left"),
+        ("direct", &["--sides", "client"], "no side client"),
+        ("direct", &["--latency-us", "5"], "--latency-us"),
+    ] {
+        let outcome = over_store(name, args);
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+        assert!(outcome.stderr.contains(word), "{outcome}");
+    }
+    for (args, word) in [
+        (&["--source", &uri][..], "--objects"),
+        (&["--peer", &peer], "no {source}"),
+    ] {
+        let outcome = run(bench("load", 1, &dir).args(args));
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+        assert!(outcome.stderr.contains(word), "{outcome}");
+    }
+    assert!(is_empty(&objects) && is_empty(&dir));
+}
