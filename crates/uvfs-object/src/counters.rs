@@ -25,8 +25,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// By the names that `uvfs stats` shows.
-    pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
+    /// What the store was asked for, by the names that `uvfs stats` shows.
+    pub(crate) fn of_store(&self) -> [(&'static str, u64); 6] {
         [
             ("store_stat_requests", &self.stats),
             ("store_list_requests", &self.lists),
@@ -34,11 +34,17 @@ impl Counters {
             ("store_read_bytes", &self.read),
             ("store_retries", &self.retries),
             ("store_failures", &self.failures),
-            ("cache_hit_bytes", &self.hit),
-            ("cache_miss_bytes", &self.missed),
         ]
         .map(|(name, counter)| (name, counter.load(Relaxed)))
-        .to_vec()
+    }
+
+    /// The same, and what the cache saved.
+    pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
+        let cache = [
+            ("cache_hit_bytes", self.hit.load(Relaxed)),
+            ("cache_miss_bytes", self.missed.load(Relaxed)),
+        ];
+        [&self.of_store()[..], &cache].concat()
     }
 
     /// A request is made again.

@@ -263,6 +263,10 @@ impl Engine for ObjectEngine {
         self.shared.state().stats
     }
 
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.store.counters.of_store().to_vec()
+    }
+
     fn failure(&self) -> Option<String> {
         let state = self.shared.state();
         state.failure.as_ref().map(|(_, why)| why.clone())

@@ -18,10 +18,10 @@ use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use uvfs_cli::{Context, Error, Result, duration, log, warn};
 use uvfs_io::device::Device;
-use uvfs_io::engine::EngineKind;
+use uvfs_io::engine::{Engine, EngineKind};
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backed, Passthrough};
-use uvfs_server::layers::ReadOnly;
+use uvfs_server::layers::{Layer, ReadOnly};
 use uvfs_server::mount::ending::{self, Stage};
 use uvfs_server::mount::{self, Ending, Mount, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
@@ -273,11 +273,31 @@ fn mount_image(
 ) -> Result<ExitCode> {
     let memory = options.memory.unwrap_or(image::MEMORY);
     let opened = image::open_volume(device, options.engine, memory)?;
-    serve_image(opened, source, place, options, report)
+    serve_image(opened, None, source, place, options, report)
 }
 
+/// An image, with the counts of the engine that reads it.
+struct Counted {
+    image: XfsFs,
+    engine: Option<Arc<dyn Engine>>,
+}
+
+impl Layer for Counted {
+    type Inner = XfsFs;
+
+    fn inner(&self) -> &XfsFs {
+        &self.image
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        (self.engine.as_ref()).map_or_else(Vec::new, |engine| engine.counts())
+    }
+}
+
+/// `engine` is one that has counts.
 fn serve_image(
     opened: Opened,
+    engine: Option<Arc<dyn Engine>>,
     source: &Path,
     place: &Place,
     options: &Options,
@@ -292,9 +312,9 @@ fn serve_image(
         .ok();
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
-    let fs = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
+    let image = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
     // The kernel refuses changes, and this the changes of clients.
-    let fs = ReadOnly::new(fs);
+    let fs = ReadOnly::new(Counted { image, engine });
     let confine = confine::image_server;
     mounted(fs, |_| {}, confine, source, place, &options, report)
 }
@@ -308,9 +328,9 @@ fn mount_uri(uri: &str, place: &Place, options: &Options, report: &mut Report) -
         Some(engine) => {
             let name = remote::shown(Path::new(uri));
             let memory = options.memory.unwrap_or(image::MEMORY);
-            let opened = image::open_remote(engine, memory, name)?;
+            let opened = image::open_remote(engine.clone(), memory, name)?;
             opened.warn(name);
-            serve_image(opened, name, place, options, report)
+            serve_image(opened, Some(engine), name, place, options, report)
         }
         None if options.image => Err(remote::missing(uri)),
         None => mount_store(uri, place, options, report),

@@ -285,6 +285,11 @@ pub trait Engine: Send + Sync {
     /// Counters since it was made.
     fn stats(&self) -> EngineStats;
 
+    /// Counts of its own, for the statistics of a mount.
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Why a remote device is given up, if so: all further I/O fails.
     fn failure(&self) -> Option<String> {
         None

@@ -305,3 +305,36 @@ fn statistics_of_a_store() {
     assert_eq!(metrics.lines().find(of_store), None);
     assert_eq!(stats(&other.mount.at)["counts"], Value::Array(Vec::new()));
 }
+
+/// The mount of an image in a store has the counts of the store.
+#[test]
+fn statistics_of_an_image() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (tree, image) = (scratch.dir("tree"), scratch.path("image"));
+    fs::write(tree.join("file"), [7; 50_000]).unwrap();
+    run(uvfs().args(["mkfs", "--from"]).args([&tree, &image])).ok();
+    let fake = Fake::start();
+    fake.put("image", &fs::read(image).unwrap());
+    let uri = fake.uri().replacen("/p?", "/p/image?", 1);
+    let serve = Serve::over(Transport::Dev);
+    let mount = Mount::new(&serve, Path::new(&uri), &scratch.dir("mount"));
+    let mut cmp = Command::new("cmp");
+    mount
+        .run(cmp.args([mount.at.join("file"), tree.join("file")]))
+        .ok();
+    let counts = stats(&mount.at)["counts"].clone();
+    let count = |name| {
+        let counts = counts.as_array().unwrap().iter();
+        let mut found = counts.filter(|one| one["name"] == name);
+        found.next().unwrap_or_else(|| panic!("{name}"))["count"].as_u64()
+    };
+    let asked = fake.bucket().asked.clone();
+    let of = |kind| asked.iter().filter(|one| one.starts_with(kind)).count() as u64;
+    assert_eq!(count("store_stat_requests"), Some(of("HEAD ")));
+    assert_eq!(count("store_read_requests"), Some(of("GET ")));
+    assert!(count("store_read_bytes") > Some(50_000), "{counts}");
+    assert_eq!(counts.as_array().map(Vec::len), Some(6), "{counts}");
+}
