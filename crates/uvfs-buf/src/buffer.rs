@@ -209,9 +209,3 @@ impl Drop for Pinned {
         self.buffer.inner.pins.fetch_sub(1, Ordering::Release);
     }
 }
-
-impl fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pinned").field(&self.buffer).finish()
-    }
-}

@@ -30,7 +30,9 @@ impl Hasher for DaddrHasher {
 /// First address and length in sectors.
 pub(crate) type Key = (u64, u64);
 
-pub(crate) type Group = Mutex<HashMap<Key, Arc<Inner>, BuildHasherDefault<DaddrHasher>>>;
+pub(crate) type Buffers = HashMap<Key, Arc<Inner>, BuildHasherDefault<DaddrHasher>>;
+
+pub(crate) type Group = Mutex<Buffers>;
 
 pub(crate) struct Index {
     pub(crate) sectors_per_group: u64,

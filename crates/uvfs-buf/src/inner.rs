@@ -10,9 +10,10 @@ use uvfs_mem::{Block, LruKey, RefCount};
 use crate::{BufError, Corrupt, Extent, Verifier};
 
 /// The state of a buffer's content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Being read (or about to be): no content.
+    #[default]
     Reading,
     /// The read failed: no content.
     Failed(Errno),
@@ -22,6 +23,7 @@ pub(crate) enum Phase {
     Writing,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     pub phase: Phase,
     /// Changed since it was read or written.
@@ -33,19 +35,6 @@ pub(crate) struct State {
     pub verifier: Option<&'static dyn Verifier>,
     /// It is being read ahead, and counted as that.
     pub ahead: bool,
-}
-
-impl State {
-    fn new() -> State {
-        State {
-            phase: Phase::Reading,
-            dirty: false,
-            write_error: None,
-            verified: None,
-            verifier: None,
-            ahead: false,
-        }
-    }
 }
 
 /// A buffer's place, state and content.
@@ -76,9 +65,9 @@ impl Inner {
             holds: AtomicU32::new(1),
             refs: RefCount::new(0),
             pins: AtomicU32::new(0),
-            state: Mutex::new(State::new()),
-            content: RwLock::new(None),
-            lru: Mutex::new(None),
+            state: Mutex::default(),
+            content: RwLock::default(),
+            lru: Mutex::default(),
         }
     }
 
@@ -88,11 +77,6 @@ impl Inner {
             .content
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// As new.
-    pub fn reset(&mut self, extents: &[Extent]) {
-        *self = Inner::new(extents);
     }
 
     pub fn daddr(&self) -> u64 {

@@ -5,12 +5,11 @@
 //! counted reference to the content of one or several [`Extent`]s:
 //!
 //! * [`Target::read`] finds or reads it, and has a [`Verifier`] look at the content before
-//!   any caller does. [`Target::read_many`] submits all its I/O before it waits for any,
-//!   [`Target::readahead`] does not wait.
+//!   any caller does. [`Target::readahead`] does not wait.
 //! * [`Buffer::read`] and [`Buffer::write`] lock the content; [`Buffer::pin`] keeps it readable
 //!   through an owned handle.
 //! * [`WriteQueue`] collects changed buffers and writes them sorted and merged.
-//! * [`Target::read_uncached`] leaves no trace in the index.
+//! * [`Target::read_many_uncached`] submits all its I/O before it waits for any, and leaves no trace in the index.
 //!
 //! A buffer in use stays; of the others, those whose type is more often needed
 //! ([`Verifier::references`]) survive more looks of reclaim. Memory never exceeds
@@ -35,9 +34,10 @@ mod shared;
 mod target;
 
 pub use buffer::{Buffer, Pinned, ReadGuard, WriteGuard};
-pub use config::{Config, Prefetch, Stats};
+pub use config::{Config, Prefetch};
 pub use error::{BufError, Corrupt};
 pub use queue::WriteQueue;
+pub use shared::Stats;
 pub use target::Target;
 
 /// The unit of disk addresses and of the lengths of extents, in bytes, whatever the device's

@@ -11,38 +11,52 @@ use uvfs_io::device::Geometry;
 use uvfs_io::engine::{Engine, Io};
 use uvfs_mem::{Arena, Lru};
 
-use crate::config::Stats;
 use crate::index::Index;
 use crate::inner::Inner;
 
 macro_rules! counters {
-    ($($name:ident),*) => {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        /// Counters of a target since it was opened. Bytes are bytes of content.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Stats { $($(#[$meta])* pub $name: u64,)* }
+
         #[derive(Default)]
-        pub(crate) struct Counters { $(pub $name: AtomicU64),* }
+        pub(crate) struct Counters { $(pub $name: AtomicU64,)* }
+
         impl Counters {
             pub(crate) fn snapshot(&self) -> Stats {
-                Stats { $($name: self.$name.load(Ordering::Relaxed)),* }
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }
     };
 }
-counters!(
+
+counters! {
+    /// Lookups that found the buffer.
     hits,
+    /// Lookups that did not.
     misses,
+    /// Buffers read (not by readahead).
     reads,
-    read_bytes,
+    /// Buffers that readahead began to read.
     readahead,
+    /// Bytes read between the buffers of a span and thrown away.
     gap_bytes,
+    /// Reads past the index.
     uncached,
+    /// Buffers that reclaim (or a shrinker) took.
     evictions,
+    /// Times that a verifier found something wrong.
     verify_errors,
+    /// Buffers whose read failed.
     read_errors,
+    /// Buffers written.
     writes,
+    /// I/Os that wrote them: fewer, where neighbours were merged.
     write_ios,
-    written_bytes,
-    write_errors,
-    memory_waits
-);
+    /// Times that an allocation found the memory limit reached and nothing to evict.
+    memory_waits,
+}
 
 pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);

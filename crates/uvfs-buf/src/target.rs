@@ -5,6 +5,7 @@ mod readahead;
 mod transfer;
 mod wait;
 
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
@@ -16,10 +17,10 @@ use uvfs_io::engine::{self, Engine, EngineKind, EngineStats, Io};
 use uvfs_mem::{Arena, ArenaStats, Block, Shrinker, Verdict};
 
 use crate::buffer::Buffer;
-use crate::config::{Config, Prefetch, Stats};
-use crate::index::{Index, key};
+use crate::config::{Config, Prefetch};
+use crate::index::{Buffers, Index, key};
 use crate::inner::{Inner, OVERHEAD, Phase};
-use crate::shared::{Counters, Shared, count};
+use crate::shared::{Counters, Shared, Stats, count};
 use crate::{BufError, Extent, MAX_EXTENTS, MAX_SECTORS, SECTOR, Verifier};
 
 /// I/O that is submitted together.
@@ -64,10 +65,6 @@ impl Shared {
         Ok(len)
     }
 
-    // ---- waiting ----------------------------------------------------------------------------
-
-    // ---- memory -----------------------------------------------------------------------------
-
     /// Gives back at least `want` bytes of unused buffers, if there are so many; returns how many.
     fn evict(&self, want: usize) -> usize {
         let mut freed = 0;
@@ -89,12 +86,7 @@ impl Shared {
                     if inner.holds.load(Ordering::Acquire) > 0 || inner.state().dirty {
                         return Verdict::Rotate;
                     }
-                    if group
-                        .get(&key(inner))
-                        .is_some_and(|i| Arc::ptr_eq(i, inner))
-                    {
-                        group.remove(&key(inner));
-                    }
+                    remove(&mut group, inner);
                     freed += inner.bytes() + OVERHEAD;
                     if freed >= want {
                         Verdict::RemoveAndStop
@@ -127,8 +119,7 @@ impl Shared {
         let spare = lock(&self.spare).pop();
         match spare {
             Some(mut inner) => {
-                let unshared = Arc::get_mut(&mut inner).expect("only the pool had it");
-                unshared.reset(extents);
+                *Arc::get_mut(&mut inner).expect("only the pool had it") = Inner::new(extents);
                 inner
             }
             None => Arc::new(Inner::new(extents)),
@@ -145,8 +136,6 @@ impl Shared {
         }
     }
 
-    // ---- I/O --------------------------------------------------------------------------------
-
     /// Takes one buffer out of the index and the list.
     fn unindex(&self, inner: &Arc<Inner>) {
         let mut lru = lock(&self.lru);
@@ -155,13 +144,7 @@ impl Shared {
         }
         drop(lru);
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        let mut group = lock(index.group(inner.daddr()));
-        if group
-            .get(&key(inner))
-            .is_some_and(|i| Arc::ptr_eq(i, inner))
-        {
-            group.remove(&key(inner));
-        }
+        remove(&mut lock(index.group(inner.daddr())), inner);
     }
 
     /// Drops the count that an I/O had.
@@ -171,19 +154,13 @@ impl Shared {
         }
     }
 
-    // ---- lookup -----------------------------------------------------------------------------
-
-    // ---- readahead --------------------------------------------------------------------------
-
-    // ---- forgetting -------------------------------------------------------------------------
-
-    /// Takes buffers out of the index.
-    fn forget(&self, mut which: impl FnMut(&Inner) -> bool) {
+    /// Takes all buffers out of the index.
+    fn forget(&self) {
         let mut gone = Vec::new();
         {
             let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
             for group in &index.groups {
-                gone.extend(lock(group).extract_if(|_, inner| which(inner)));
+                gone.extend(lock(group).drain());
             }
         }
         let mut lru = lock(&self.lru);
@@ -208,6 +185,15 @@ impl Shared {
             );
         }
         found
+    }
+}
+
+/// Takes a buffer out of its group of the index, unless another has its place.
+fn remove(group: &mut Buffers, inner: &Arc<Inner>) {
+    if let Entry::Occupied(entry) = group.entry(key(inner))
+        && Arc::ptr_eq(entry.get(), inner)
+    {
+        entry.remove();
     }
 }
 
@@ -311,30 +297,8 @@ impl Target {
         extents: &[Extent],
         verifier: &'static dyn Verifier,
     ) -> Result<Buffer, BufError> {
-        self.read_one(extents, verifier, true)
-    }
-
-    /// Reads a buffer past the index: no other caller finds it, and its memory is free when its last
-    /// handle is dropped.
-    ///
-    /// # Errors
-    /// As [`Target::read`].
-    pub fn read_uncached(
-        &self,
-        extents: &[Extent],
-        verifier: &'static dyn Verifier,
-    ) -> Result<Buffer, BufError> {
-        self.read_one(extents, verifier, false)
-    }
-
-    fn read_one(
-        &self,
-        extents: &[Extent],
-        verifier: &'static dyn Verifier,
-        cached: bool,
-    ) -> Result<Buffer, BufError> {
         let mut plug = Plug::default();
-        let buffer = self.shared.begin(extents, verifier, cached, &mut plug);
+        let buffer = self.shared.begin(extents, verifier, true, &mut plug);
         self.shared.submit(&mut plug);
         self.shared.finish(buffer?, verifier)
     }
@@ -347,35 +311,18 @@ impl Target {
         found.is_some_and(|buffer| buffer.inner.phase() != Phase::Reading)
     }
 
-    /// As [`Target::read`] for several buffers: all I/O is submitted before any is waited for.
-    /// They are all held at once, so they should be few against the memory limit.
-    pub fn read_many(
-        &self,
-        wanted: &[&[Extent]],
-        verifier: &'static dyn Verifier,
-    ) -> Vec<Result<Buffer, BufError>> {
-        self.read_all(wanted, verifier, true)
-    }
-
-    /// As [`Target::read_many`], past the index as [`Target::read_uncached`].
+    /// Reads several buffers past the index: no other caller finds them, and the memory of each is free when its last
+    /// handle is dropped. All I/O is submitted before any is waited for. They are all held at once, so they should be
+    /// few against the memory limit.
     pub fn read_many_uncached(
         &self,
         wanted: &[&[Extent]],
         verifier: &'static dyn Verifier,
     ) -> Vec<Result<Buffer, BufError>> {
-        self.read_all(wanted, verifier, false)
-    }
-
-    fn read_all(
-        &self,
-        wanted: &[&[Extent]],
-        verifier: &'static dyn Verifier,
-        cached: bool,
-    ) -> Vec<Result<Buffer, BufError>> {
         let mut plug = Plug::default();
         let begun: Vec<_> = wanted
             .iter()
-            .map(|extents| self.shared.begin(extents, verifier, cached, &mut plug))
+            .map(|extents| self.shared.begin(extents, verifier, false, &mut plug))
             .collect();
         self.shared.submit(&mut plug);
         begun
@@ -432,21 +379,10 @@ impl Target {
         Ok(buffer)
     }
 
-    /// Forgets all buffers that touch a range of the device, changes included: the next read
-    /// goes to the device. Handles keep what they have. Looks through the whole index.
-    pub fn invalidate(&self, range: Extent) {
-        let end = range.daddr.saturating_add(u64::from(range.len));
-        self.shared.forget(|inner| {
-            inner
-                .extents
-                .iter()
-                .any(|e| e.daddr < end && range.daddr < e.daddr + u64::from(e.len))
-        });
-    }
-
-    /// Forgets all buffers, changes included, and gives the memory of those not in use back.
+    /// Forgets all buffers, changes included, and gives the memory of those not in use back: the next read goes to the
+    /// device. Handles keep what they have.
     pub fn invalidate_all(&self) {
-        self.shared.forget(|_| true);
+        self.shared.forget();
         self.shared.arena.trim();
     }
 

@@ -134,7 +134,6 @@ impl Shared {
                             Phase::Failed(error)
                         }
                         _ => {
-                            count(&self.counters.read_bytes, block.len() as u64);
                             *inner.content_mut() = Some(block);
                             Phase::Ready
                         }
@@ -158,13 +157,7 @@ impl Shared {
                     state.dirty = failed.is_some();
                     state.write_error = failed;
                     drop(state);
-                    match failed {
-                        Some(_) => count(&self.counters.write_errors, 1),
-                        None => {
-                            count(&self.counters.writes, 1);
-                            count(&self.counters.written_bytes, inner.bytes() as u64);
-                        }
-                    }
+                    count(&self.counters.writes, failed.is_none().into());
                     self.let_go(&inner);
                 }
             }
