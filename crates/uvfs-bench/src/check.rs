@@ -87,22 +87,12 @@ fn targets(args: &Args) -> Vec<Target> {
     let mut targets = Vec::new();
     for engine in &args.engine {
         for prefetch in &args.prefetch {
-            let words = [
-                "check",
-                "--json",
-                "--engine",
-                engine,
-                "--prefetch",
-                prefetch,
-            ];
-            let mut options: Vec<String> = words.map(String::from).into();
+            let mut options = vec!["check", "--json", "--engine", engine];
+            options.extend(["--prefetch", prefetch]);
             if let Some(memory) = &args.memory {
-                options.extend(["--memory".into(), memory.clone()]);
+                options.extend(["--memory", memory]);
             }
-            targets.push(Target {
-                name: format!("{engine}-{prefetch}"),
-                kind: Kind::Uvfs { options },
-            });
+            targets.push(Target::uvfs(format!("{engine}-{prefetch}"), &options));
         }
     }
     if is_installed("xfs_repair") {

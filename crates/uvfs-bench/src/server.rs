@@ -74,7 +74,9 @@ pub fn remote_peer(text: &str) -> Result<Target, String> {
             "the name {name:?} needs letters, digits or . _ + - only"
         ));
     }
-    let command = split_words(command)?;
+    // No shell runs it.
+    let command = shlex::split(command)
+        .ok_or("the command has a quote without its end, or ends in a backslash")?;
     if command.is_empty() {
         return Err("the command is empty".into());
     }
@@ -87,43 +89,22 @@ pub fn remote_peer(text: &str) -> Result<Target, String> {
     })
 }
 
-/// Splits a command line at white space. Quotes of both kinds and backslashes keep it together;
-/// nothing else is special, since no shell runs the command.
-fn split_words(line: &str) -> Result<Vec<String>, String> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut quote = None;
-    let mut chars = line.chars();
-    while let Some(c) = chars.next() {
-        match (quote, c) {
-            (Some(q), c) if q == c => quote = None,
-            (Some('\''), c) => word.get_or_insert_default().push(c),
-            (_, '\\') => {
-                let c = chars.next().ok_or("the command ends in a backslash")?;
-                word.get_or_insert_default().push(c);
-            }
-            (Some(_), c) => word.get_or_insert_default().push(c),
-            (None, '\'' | '"') => {
-                word.get_or_insert_default();
-                quote = Some(c);
-            }
-            (None, c) if c.is_whitespace() => words.extend(word.take()),
-            (None, c) => word.get_or_insert_default().push(c),
-        }
-    }
-    if let Some(q) = quote {
-        return Err(format!("the command has a {q} without its end"));
-    }
-    words.extend(word);
-    Ok(words)
-}
-
 impl Target {
     /// The target without a server.
     pub fn native() -> Self {
         Self {
             name: "native".into(),
             kind: Kind::Native,
+        }
+    }
+
+    /// A target of `uvfs`, with these options.
+    pub fn uvfs(name: impl Into<String>, options: &[&str]) -> Self {
+        Self {
+            name: name.into(),
+            kind: Kind::Uvfs {
+                options: options.iter().map(ToString::to_string).collect(),
+            },
         }
     }
 
@@ -539,12 +520,7 @@ mod tests {
     /// The JSON of a run says which options each target had.
     #[test]
     fn a_target_says_what_it_is_in_json() {
-        let target = Target {
-            name: "dev-spin".into(),
-            kind: Kind::Uvfs {
-                options: vec!["--wait".into(), "spin".into()],
-            },
-        };
+        let target = Target::uvfs("dev-spin", &["--wait", "spin"]);
         assert_eq!(
             serde_json::to_value(target).unwrap(),
             serde_json::json!({"name": "dev-spin", "kind": "uvfs", "options": ["--wait", "spin"]})

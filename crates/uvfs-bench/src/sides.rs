@@ -159,22 +159,20 @@ impl Sides {
         };
         let mut targets = Vec::new();
         for &side in all.iter().filter(|side| asked(side)) {
-            let mut options: Vec<String> = options.iter().map(ToString::to_string).collect();
-            let kind = match side {
-                Side::Native => Kind::Native,
-                Side::Mount => Kind::Uvfs { options },
-                Side::MountDev => {
-                    options.extend(["--transport".into(), "dev".into()]);
-                    Kind::Uvfs { options }
-                }
-                Side::Run => Kind::Run,
-                Side::Client => {
-                    targets.extend_from_slice(clients);
-                    continue;
-                }
-            };
             let name = words(&side).0;
-            targets.push(Target { name, kind });
+            match side {
+                Side::Native => targets.push(Target::native()),
+                Side::Mount => targets.push(Target::uvfs(name, options)),
+                Side::MountDev => {
+                    let options = [options, &["--transport", "dev"]].concat();
+                    targets.push(Target::uvfs(name, &options));
+                }
+                Side::Run => {
+                    let kind = Kind::Run;
+                    targets.push(Target { name, kind });
+                }
+                Side::Client => targets.extend_from_slice(clients),
+            }
         }
         Ok(targets)
     }

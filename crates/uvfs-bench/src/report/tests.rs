@@ -18,12 +18,7 @@ fn sample(rate: f64, server: Option<f64>) -> Sample {
 
 fn report() -> Report {
     let peer = remote_peer("hp=hp {source} {mountpoint}").unwrap();
-    let uvfs = Target {
-        name: "dev-spin".into(),
-        kind: Kind::Uvfs {
-            options: vec!["--wait=spin".into()],
-        },
-    };
+    let uvfs = Target::uvfs("dev-spin", &["--wait=spin"]);
     let broken = Target {
         name: "broken".into(),
         ..uvfs.clone()

@@ -13,7 +13,7 @@ use super::common::{Common, Place, words};
 use super::interrupt;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
-use super::server::{Kind, Running, Target};
+use super::server::{Running, Target};
 use super::sides::Peers;
 use super::workspace::Workspace;
 use job::{WakeupJob, WakeupWork};
@@ -172,20 +172,9 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
     for transport in &args.transport {
         for wait in &args.wait {
             // The direct reads are to go to the server.
-            let options = [
-                "--transport",
-                transport,
-                "--wait",
-                wait,
-                "-o",
-                "nopassthrough",
-            ];
-            targets.push(Target {
-                name: format!("{transport}-{wait}"),
-                kind: Kind::Uvfs {
-                    options: options.map(String::from).into(),
-                },
-            });
+            let direct = ["-o", "nopassthrough"];
+            let options = [&["--transport", transport, "--wait", wait], &direct[..]].concat();
+            targets.push(Target::uvfs(format!("{transport}-{wait}"), &options));
         }
     }
     args.peers.add_to(&mut targets)?;

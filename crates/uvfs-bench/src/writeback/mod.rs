@@ -169,15 +169,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let options = ["-o", "writeback"];
     let mut targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
     if let Some(mount) = targets.iter().position(|target| target.name == "mount") {
-        let options = ["-o", "uncached"].map(String::from).into();
-        let name = format!("mount{UNCACHED}");
-        targets.insert(
-            mount + 1,
-            Target {
-                name,
-                kind: Kind::Uvfs { options },
-            },
-        );
+        let uncached = Target::uvfs(format!("mount{UNCACHED}"), &["-o", "uncached"]);
+        targets.insert(mount + 1, uncached);
     }
     let bytes = common.pick(128 << 20, 512 << 20);
     // The files, and the kernel's cache of them over a mount.
