@@ -36,7 +36,10 @@ pub fn init() {
             false
         }
     };
-    let log = fmt::layer().with_writer(Log { json }).with_ansi(false);
+    let level = Level::ERROR;
+    let log = fmt::layer()
+        .with_writer(Message { json, level })
+        .with_ansi(false);
     let log = match json {
         true => log.json().flatten_event(true).boxed(),
         false => log.boxed(),
@@ -62,33 +65,24 @@ pub fn is_system() -> bool {
     SYSTEM_LOG.get().is_some()
 }
 
-/// Makes the writer of each message.
-struct Log {
-    json: bool,
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Message;
-
-    fn make_writer(&'a self) -> Message {
-        Message {
-            json: self.json,
-            level: Level::ERROR,
-        }
-    }
-
-    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Message {
-        Message {
-            json: self.json,
-            level: *about.level(),
-        }
-    }
-}
-
 /// Writes one message.
+#[derive(Clone, Copy)]
 struct Message {
     json: bool,
     level: Level,
+}
+
+impl MakeWriter<'_> for Message {
+    type Writer = Message;
+
+    fn make_writer(&self) -> Message {
+        *self
+    }
+
+    fn make_writer_for(&self, about: &Metadata<'_>) -> Message {
+        let level = *about.level();
+        Message { level, ..*self }
+    }
 }
 
 /// Facility daemon, and the severity of a level.
