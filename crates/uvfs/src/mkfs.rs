@@ -2,8 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -12,7 +11,7 @@ use serde_json::json;
 use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
-use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid};
+use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid, scratch};
 use uvfs_xfs::tools::escape;
 
 use crate::check::peak_memory;
@@ -195,17 +194,6 @@ fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
         o.epoch = Some(epoch.ok_or_else(no)?);
     }
     Ok(o)
-}
-
-/// Where the archive's contents go meanwhile: beside an image, but not beside a device.
-fn scratch(image: &Path) -> PathBuf {
-    let is_device = image
-        .metadata()
-        .is_ok_and(|it| it.file_type().is_block_device());
-    match is_device {
-        true => std::env::temp_dir(),
-        false => uvfs_sys::directory_of(image).to_owned(),
-    }
 }
 
 /// Runs the command.

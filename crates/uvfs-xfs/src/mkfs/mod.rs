@@ -36,6 +36,7 @@ mod space;
 mod target;
 
 pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
+pub use target::scratch;
 
 pub(crate) use inode::free_inode;
 pub(crate) use log::of_cycle as log_of_cycle;
@@ -52,8 +53,8 @@ use source::{HostDir, Meta, Root, Time};
 use space::{Full, SpaceMap};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uvfs_buf::Target;
 use uvfs_io::device::OpenError;
@@ -308,7 +309,7 @@ fn make(
     let root = match from {
         From::Nothing => None,
         From::Directory(dir) => Some(HostDir::root(&dir, Some(place.id))?),
-        From::Tar(archive) => Some(source::tar::read(archive, &place.beside())?),
+        From::Tar(archive) => Some(source::tar::read(archive, &scratch(&place.image))?),
     };
     // Everything that has to be known before the first write.
     let known = place.size(&options);
@@ -540,6 +541,3 @@ pub fn parse_uuid(text: &str) -> Option<Uuid> {
     let number = u128::from_str_radix(&digits, 16).ok();
     number.filter(|_| is_uuid).map(u128::to_be_bytes)
 }
-
-/// The device that is shared by all that write.
-type SharedDevice = Arc<uvfs_io::device::Device>;

@@ -3,7 +3,7 @@
 use super::layout::FixedBlocks;
 use super::pool::Output;
 use super::signatures;
-use super::{MkfsError, MkfsOptions, SharedDevice};
+use super::{MkfsError, MkfsOptions};
 use crate::format::{Layout as _, Superblock};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
@@ -18,6 +18,15 @@ use uvfs_io::engine::{self, EngineConfig, EngineKind};
 /// How much of the start and the end of a device is wiped, so that nothing that was there is found again: the labels
 /// of ZFS reach farthest, half a MiB from either end.
 const WIPED: u64 = 1 << 20;
+
+/// The directory of the temporary file that an archive is read into: that of an image, but not that of a device.
+pub fn scratch(image: &Path) -> PathBuf {
+    let meta = image.metadata();
+    match meta.is_ok_and(|it| it.file_type().is_block_device()) {
+        true => std::env::temp_dir(),
+        false => uvfs_sys::directory_of(image).to_owned(),
+    }
+}
 
 /// Where a file system is to be made.
 #[derive(Debug)]
@@ -202,7 +211,7 @@ impl Destination {
     }
 
     /// Opens it past the page cache, or through it where that cannot be.
-    fn device(&self, options: &MkfsOptions) -> Result<(SharedDevice, bool), MkfsError> {
+    fn device(&self, options: &MkfsOptions) -> Result<(Arc<Device>, bool), MkfsError> {
         let open = |direct| {
             let how = DeviceOptions {
                 write: true,
@@ -242,15 +251,6 @@ impl Destination {
             done += n;
         }
         file.sync_data().map_err(failed)
-    }
-
-    /// The directory for a large temporary file: the image's, but not that of a device.
-    pub fn beside(&self) -> PathBuf {
-        match self.image.parent() {
-            Some(dir) if !self.block_device && !dir.as_os_str().is_empty() => dir.into(),
-            None | Some(_) if !self.block_device => ".".into(),
-            _ => std::env::temp_dir(),
-        }
     }
 
     /// Waits until the device can be opened by other programs: a ring that had it as a registered file lets
