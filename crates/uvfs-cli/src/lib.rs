@@ -14,7 +14,7 @@ use std::any::Any;
 use std::{fmt, io};
 
 pub use command::{answer, beside, end};
-pub use output::{JSON_VERSION, complain, json, json_errors, out, warn};
+pub use output::{JSON_VERSION, complain, json, json_errors, print, warn};
 pub use progress::Progress;
 use rustix::io::Errno;
 pub use text::{Printable, plain, printable};

@@ -1,6 +1,6 @@
 //! Where output leaves the program: text for people, escaped, and JSON for programs, with its version.
 
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::io::{self, BufWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
@@ -53,9 +53,13 @@ pub fn warn(message: impl AsRef<str>) {
     );
 }
 
-/// Standard output for text: what could drive a terminal is escaped.
-pub fn out() -> BufWriter<Printable<StdoutLock<'static>>> {
-    BufWriter::new(Printable(io::stdout().lock()))
+/// Prints text. What could drive a terminal is escaped.
+///
+/// # Errors
+/// When standard output can't be written.
+pub fn print(text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(Printable(io::stdout().lock()));
+    printed(text(&mut out).and_then(|()| out.flush()))
 }
 
 /// Writes the one JSON object of a command, as a line, with its version first.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::ValueHint;
 use serde_json::{Value, json};
 use uvfs_buf::Target;
-use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
+use uvfs_cli::{Error, Progress, Result, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::check::{
@@ -355,8 +355,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         });
         uvfs_cli::json(&value)
     } else {
-        let mut out = out();
-        printed(lines(&mut out, &outcome).and_then(|()| out.flush()))
+        uvfs_cli::print(|out| lines(out, &outcome))
     };
     written.map_err(|e| failed(e.to_string()))?;
     if !args.json
@@ -367,7 +366,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-fn lines(out: &mut impl Write, outcome: &CheckOutcome) -> io::Result<()> {
+fn lines(out: &mut dyn Write, outcome: &CheckOutcome) -> io::Result<()> {
     for f in &outcome.findings {
         writeln!(out, "{f}")?;
     }

@@ -3,12 +3,13 @@
 mod checks;
 mod probe;
 
-use std::fmt::{self, Write as _};
-use std::io::Write as _;
+use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
-use uvfs_cli::{Context, Result, out, printed};
+use serde_json::json;
+use uvfs_cli::Result;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -125,24 +126,15 @@ impl Finding {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Diagnosis {
-    /// Mounts work.
-    ready: bool,
-    checks: Vec<Check>,
-}
-
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
     let checks = checks::all();
-    let ready = !checks.iter().any(Check::stops_mounts);
-    let diagnosis = Diagnosis { ready, checks };
-    if args.json {
-        uvfs_cli::json(&diagnosis)?;
-    } else {
-        let mut text = String::new();
-        print(&diagnosis, &mut text).context(|| "the diagnosis".into())?;
-        printed(out().write_all(text.as_bytes()))?;
+    let lacking = checks.iter().filter(|check| check.stops_mounts());
+    let lacking: Vec<_> = lacking.map(|check| check.name).collect();
+    let ready = lacking.is_empty();
+    match args.json {
+        true => uvfs_cli::json(&json!({ "ready": ready, "checks": checks }))?,
+        false => uvfs_cli::print(|out| lines(out, &checks, &lacking))?,
     }
     Ok(match ready {
         true => ExitCode::SUCCESS,
@@ -150,27 +142,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-fn print(diagnosis: &Diagnosis, out: &mut String) -> fmt::Result {
-    for check in &diagnosis.checks {
-        let finding = &check.finding;
-        writeln!(
-            out,
-            "{:<8} {:<20} {}",
-            finding.state, check.name, finding.found
-        )?;
+fn lines(out: &mut dyn Write, checks: &[Check], lacking: &[&str]) -> io::Result<()> {
+    for check in checks {
+        let Finding {
+            state,
+            found,
+            remedy,
+        } = &check.finding;
+        writeln!(out, "{state:<8} {:<20} {found}", check.name)?;
         writeln!(out, "{:<8} for: {}", "", check.good_for)?;
-        if let Some(remedy) = &finding.remedy {
+        if let Some(remedy) = remedy {
             writeln!(out, "{:<8} do:  {remedy}", "")?;
         }
     }
-    if diagnosis.ready {
-        return writeln!(out, "\nMounts work here.");
+    match lacking {
+        [] => writeln!(out, "\nMounts work here."),
+        _ => writeln!(
+            out,
+            "\nMounts do not work here. They need: {}",
+            lacking.join(", ")
+        ),
     }
-    let lacking = diagnosis.checks.iter().filter(|check| check.stops_mounts());
-    let names: Vec<_> = lacking.map(|check| check.name).collect();
-    writeln!(
-        out,
-        "\nMounts do not work here. They need: {}",
-        names.join(", ")
-    )
 }

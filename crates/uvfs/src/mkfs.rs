@@ -1,6 +1,6 @@
 //! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::ValueHint;
 use serde_json::json;
-use uvfs_cli::{Error, Progress, Result, out, printed, size, warn};
+use uvfs_cli::{Error, Progress, Result, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
 use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid, scratch};
@@ -222,10 +222,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         uvfs_cli::json(&as_json(&args, &made, start))?;
     } else if !args.quiet {
-        let mut out = out();
         let sb = &made.superblock;
-        let written = writeln!(
-            out,
+        let line = format!(
             "{}: XFS {}, {} blocks of {} bytes, {} allocation groups, a log of {} blocks, {} inodes",
             args.image.display(),
             format_uuid(&sb.uuid),
@@ -235,7 +233,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             sb.logblocks,
             made.inodes,
         );
-        printed(written.and_then(|()| out.flush()))?;
+        uvfs_cli::print(|out| writeln!(out, "{line}"))?;
     }
     if made.changed.count == 0 {
         return Ok(ExitCode::SUCCESS);

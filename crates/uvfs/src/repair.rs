@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::ValueHint;
 use serde_json::json;
-use uvfs_cli::{Error, Result, out, printed, size, warn};
+use uvfs_cli::{Error, Result, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
@@ -198,8 +198,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         });
         uvfs_cli::json(&value)
     } else {
-        let mut out = out();
-        printed(lines(&mut out, &outcome, args.dry_run).and_then(|()| out.flush()))
+        uvfs_cli::print(|out| lines(out, &outcome, args.dry_run))
     };
     written.map_err(|e| failed(e.to_string()))?;
     if outcome.dirty_log.is_some() && !args.json {
@@ -228,7 +227,7 @@ fn all<T: Display>(list: &[T]) -> Vec<&dyn Display> {
     list.iter().map(|item| item as &dyn Display).collect()
 }
 
-fn lines(out: &mut impl Write, o: &RepairOutcome, dry_run: bool) -> io::Result<()> {
+fn lines(out: &mut dyn Write, o: &RepairOutcome, dry_run: bool) -> io::Result<()> {
     if o.dirty_log.is_some() {
         return Ok(());
     }

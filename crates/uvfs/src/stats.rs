@@ -2,8 +2,7 @@
 
 mod metrics;
 
-use std::fmt::{self, Write as _};
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use clap::ValueHint;
 use rustix::io::Errno;
-use uvfs_cli::{Context, Error, Result, out, printable, printed};
+use uvfs_cli::{Context, Error, Result, printable, printed};
 use uvfs_server::stats::{Report, StuckRequest};
 use uvfs_server::{control, mount};
 
@@ -130,9 +129,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         uvfs_cli::json(&report)?;
     } else {
-        let mut text = String::new();
-        print(&report, &mut text).context(|| "the report".into())?;
-        printed(out().write_all(text.as_bytes()))?;
+        uvfs_cli::print(|out| print(&report, out))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -156,7 +153,7 @@ fn print_metrics(mountpoints: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &Report, out: &mut String) -> fmt::Result {
+fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "source     {}", uvfs_cli::printable(&report.source))?;
     writeln!(out, "transport  {}", report.transport)?;
     writeln!(
@@ -243,7 +240,7 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     print_stuck(report, out)
 }
 
-fn print_stuck(report: &Report, out: &mut String) -> fmt::Result {
+fn print_stuck(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if report.stuck.is_empty() {
         return Ok(());
     }
@@ -274,7 +271,7 @@ pub fn file_of(request: &StuckRequest) -> String {
     }
 }
 
-fn print_clients(report: &Report, out: &mut String) -> fmt::Result {
+fn print_clients(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if report.clients.is_empty() {
         return Ok(());
     }

@@ -42,7 +42,7 @@ pub(super) fn all() -> Vec<Check> {
         checks.push(Check::new("user_allow_other", good_for, allow_other()));
     }
     checks.extend(checks! {
-        "io_uring", io_uring(),
+        "io_uring", rings(1, "works"),
             "file I/O without threads that wait: 1.1 to 1.2 times as many small direct reads, measured on two cores";
         "fuse-over-io_uring", over_io_uring(),
             "faster requests, through a queue for each core; without it mounts use /dev/fuse";
@@ -142,9 +142,10 @@ fn allow_other() -> Finding {
     }
 }
 
-fn io_uring() -> Finding {
-    match runtime::refusal(1) {
-        Ok(None) => Finding::ok("works"),
+/// Whether the kernel lets this user have so many rings.
+fn rings(count: usize, works: &str) -> Finding {
+    match runtime::refusal(count) {
+        Ok(None) => Finding::ok(works),
         Ok(Some(refused)) => Finding::off(refused.why(), refused.remedy()),
         Err(error) => Finding::missing(explain(&error)),
     }
@@ -161,22 +162,16 @@ fn over_io_uring() -> Finding {
             "used with pages of 4 KiB only, and this kernel has {} KiB",
             page >> 10
         )),
-        Some(true) => over_rings(),
+        Some(true) => {
+            // Each core's thread has a ring.
+            let cores = placement::allowed_cores().map_or(1, |cores| cores.len());
+            rings(cores, "switched on")
+        }
         Some(false) => Finding::off(
             "switched off",
             "as root: echo Y > /sys/module/fuse/parameters/enable_uring (at each boot: echo 'options fuse \
              enable_uring=Y' > /etc/modprobe.d/uvfs.conf, or fuse.enable_uring=Y on the kernel's command line)",
         ),
-    }
-}
-
-/// Each core's thread has a ring.
-fn over_rings() -> Finding {
-    let cores = placement::allowed_cores().map_or(1, |cores| cores.len());
-    match runtime::refusal(cores) {
-        Ok(None) => Finding::ok("switched on"),
-        Ok(Some(refused)) => Finding::off(refused.why(), refused.remedy()),
-        Err(error) => Finding::missing(explain(&error)),
     }
 }
 
