@@ -52,11 +52,10 @@ fuzz_target!(|input: &[u8]| {
     let options = RepairOptions {
         zero_log: true,
         check: one.clone(),
-        ..RepairOptions::default()
     };
     let sink = MemSink(Mutex::new(damaged.clone()));
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
-    let Ok(outcome) = repair(blocks, &sink, &options, &CheckProgress::default()) else {
+    let Ok(outcome) = repair(blocks, Some(&sink), &options, &CheckProgress::default()) else {
         return;
     };
     if outcome.left_count > 0 {

@@ -111,7 +111,7 @@ fn victim() {
         ..RepairOptions::default()
     };
     let sink = DeviceSink::through(target);
-    let outcome = repair(blocks, &sink, &options, &CheckProgress::default()).unwrap();
+    let outcome = repair(blocks, Some(&sink), &options, &CheckProgress::default()).unwrap();
     assert_eq!(outcome.left_count, 0, "{:?}", outcome.left);
 }
 

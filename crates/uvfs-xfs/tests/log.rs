@@ -56,7 +56,7 @@ fn ours(path: &Path) -> (bool, bool) {
             ..RepairOptions::default()
         };
         let sink = FileSink::open(path);
-        let mended = repair(blocks(), &sink, &options, &CheckProgress::default()).unwrap();
+        let mended = repair(blocks(), Some(&sink), &options, &CheckProgress::default()).unwrap();
         assert_eq!(mended.left_count, 0, "{:?}", mended.left);
         assert_eq!(theirs(path), (false, false));
         drop(Mount::new(path, "rw,nouuid").expect("the kernel mounts what was mended"));
@@ -179,7 +179,7 @@ fn mend(path: &Path) {
         ..RepairOptions::default()
     };
     let sink = FileSink::open(path);
-    let o = repair(open(path), &sink, &options, &CheckProgress::default()).unwrap();
+    let o = repair(open(path), Some(&sink), &options, &CheckProgress::default()).unwrap();
     assert_eq!(o.left_count, 0, "{:?}", o.left);
 }
 

@@ -66,7 +66,7 @@ fn options() -> RepairOptions {
 fn repair_file(path: &Path, options: &RepairOptions) -> Result<RepairOutcome, RepairError> {
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
     let sink = FileSink::open(path);
-    repair(blocks, &sink, options, &CheckProgress::default())
+    repair(blocks, Some(&sink), options, &CheckProgress::default())
 }
 
 fn findings(path: &Path) -> Vec<String> {
@@ -159,9 +159,8 @@ fn repair_mem(image: &MemImage, sink: &dyn Sink) -> Result<RepairOutcome, Repair
             threads: 1,
             ..CheckOptions::default()
         },
-        ..RepairOptions::default()
     };
-    repair(blocks, sink, &one, &CheckProgress::default())
+    repair(blocks, Some(sink), &one, &CheckProgress::default())
 }
 
 /// Repairs an image in memory completely; gives it and how many writes that took, or what is left.
@@ -320,18 +319,14 @@ fn a_dirty_log_is_refused() {
     let refused = repair_file(&path, &options()).unwrap();
     assert!(refused.dirty_log.is_some());
     assert!(before.same(&MemImage::load(&path).unwrap()));
-    let dry = RepairOptions {
-        zero_log: true,
-        dry_run: true,
-        ..options()
-    };
-    let o = repair_file(&path, &dry).unwrap();
-    assert!(o.found_count > 0 && o.left_count == 0, "{:?}", o.left);
-    assert!(before.same(&MemImage::load(&path).unwrap()));
     let zero = RepairOptions {
         zero_log: true,
         ..options()
     };
+    let blocks = Arc::new(FileBlocks::open(&path).unwrap());
+    let o = repair(blocks, None, &zero, &CheckProgress::default()).unwrap();
+    assert!(o.found_count > 0 && o.left_count == 0, "{:?}", o.left);
+    assert!(before.same(&MemImage::load(&path).unwrap()));
     let o = repair_file(&path, &zero).unwrap();
     assert_eq!(o.left_count, 0, "{:?}", o.left);
     assert_eq!(findings(&path), Vec::<String>::new());
@@ -460,7 +455,7 @@ fn memory_of_the_sink_counts() {
             ..RepairOptions::default()
         };
         let sink = Heavy(MemSink::new(&damaged, usize::MAX, EIO), takes);
-        repair(blocks, &sink, &options, &CheckProgress::default())
+        repair(blocks, Some(&sink), &options, &CheckProgress::default())
     };
     let least = |takes| match bounded(25 << 20, takes) {
         Err(RepairError::Memory(least)) => least,
@@ -545,7 +540,13 @@ fn inodes_are_read_once_for_damage_beside_them() {
             ..RepairOptions::default()
         };
         let sink = MemSink::new(&damaged, usize::MAX, EIO);
-        let outcome = repair(watched.clone(), &sink, &options, &CheckProgress::default()).unwrap();
+        let outcome = repair(
+            watched.clone(),
+            Some(&sink),
+            &options,
+            &CheckProgress::default(),
+        )
+        .unwrap();
         assert!(
             outcome.found_count > 0 && outcome.left_count == 0,
             "{kind}: {outcome:?}"

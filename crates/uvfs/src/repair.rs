@@ -12,7 +12,7 @@ use serde_json::json;
 use uvfs_cli::{Error, Result, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
-use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
+use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, Sink, repair};
 
 use crate::check::{Checked, Strategy, finding_json, json_at, open, peak_memory, shown};
 use crate::confine;
@@ -95,18 +95,12 @@ fn verdict(outcome: &RepairOutcome, dry_run: bool) -> (&'static str, u8) {
 fn open_both(args: &Args) -> Result<(Option<Arc<Device>>, Arc<Device>)> {
     let cannot_open = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
     // It claims a block device, and refuses what is mounted.
-    let sink = match args.dry_run {
-        true => None,
-        false => {
-            let how = OpenOptions {
-                write: true,
-                ..OpenOptions::default()
-            };
-            Some(Arc::new(
-                Device::open(&args.image, how).map_err(cannot_open)?,
-            ))
-        }
+    let how = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
     };
+    let sink = (!args.dry_run).then(|| Device::open(&args.image, how).map(Arc::new));
+    let sink = sink.transpose().map_err(cannot_open)?;
     let device = match &sink {
         // A claimed device is not opened once more.
         Some(device) if device.is_block_device() => device.clone(),
@@ -149,7 +143,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let memory = checked.bound(args.memory).map_err(failed)?;
     let options = RepairOptions {
         zero_log: args.zero_log,
-        dry_run: args.dry_run,
         check: CheckOptions {
             memory,
             threads: checked.threads(None),
@@ -157,13 +150,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             ..CheckOptions::default()
         },
     };
-    let nowhere = Nowhere;
     let device = sink.map(DeviceSink::new).transpose();
     let device = device.map_err(|e| failed(e.to_string()))?;
-    let to: &dyn uvfs_xfs::repair::Sink = match &device {
-        Some(d) => d,
-        None => &nowhere,
-    };
+    let to = device.as_ref().map(|device| device as &dyn Sink);
     let outcome = shown(args.json, |progress| repair(blocks, to, &options, progress));
     if let Some(why) = checked.failure() {
         return Err(failed(why));
@@ -208,18 +197,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ));
     }
     Ok(ExitCode::from(code))
-}
-
-/// A sink for a repair that writes nothing.
-struct Nowhere;
-
-impl uvfs_xfs::repair::Sink for Nowhere {
-    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Findings or changes, as what is printed.

@@ -87,8 +87,6 @@ const MAX_CHANGES: usize = 10_000;
 pub struct RepairOptions {
     /// Throw the log away if it is dirty: what it holds is lost.
     pub zero_log: bool,
-    /// Only say what would be done.
-    pub dry_run: bool,
     /// How the checks are done.
     pub check: CheckOptions,
 }
@@ -121,10 +119,11 @@ pub struct RepairOutcome {
     pub written: u64,
 }
 
-/// Repairs the file system in `blocks`, with `sink` to write to the same image.
+/// Repairs the file system in `blocks`, with `sink` to write to the same image. Without it the outcome says what would be
+/// done.
 pub fn repair(
     blocks: Arc<dyn Blocks>,
-    sink: &dyn Sink,
+    sink: Option<&dyn Sink>,
     options: &RepairOptions,
     progress: &CheckProgress,
 ) -> std::result::Result<RepairOutcome, RepairError> {
@@ -151,7 +150,7 @@ pub fn repair(
         match quick::mend(&mut m, &disk, &checking, progress)? {
             quick::Quick::Mended(mut out) => {
                 out.found_count += before;
-                return finish(m, out, options, sink);
+                return finish(m, out, sink);
             }
             quick::Quick::Not(outcome) => first = outcome,
         }
@@ -188,7 +187,7 @@ pub fn repair(
         }
         if let Some(memory) = bound.filter(|_| out.rounds == 1) {
             let tables = check::repair_tables(&m.g, &*blocks, outcome.directories);
-            let tables = tables + sink.memory() + memory / KEPT_SHARE;
+            let tables = tables + sink.map_or(0, Sink::memory) + memory / KEPT_SHARE;
             let least = check::least_memory(&*disk)?;
             if tables + least > memory {
                 // The share of what is kept grows with the bound.
@@ -201,7 +200,7 @@ pub fn repair(
         m.missing = outcome.missing;
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
-    finish(m, out, options, sink)
+    finish(m, out, sink)
 }
 
 /// Chooses a superblock: the one whose UUID most group headers have; among equals the one with which the check sees
@@ -245,8 +244,7 @@ fn better(
 fn finish(
     mut m: Mend<'_>,
     mut out: RepairOutcome,
-    options: &RepairOptions,
-    sink: &dyn Sink,
+    sink: Option<&dyn Sink>,
 ) -> std::result::Result<RepairOutcome, RepairError> {
     let known = out
         .found
@@ -265,7 +263,10 @@ fn finish(
     }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
     // An image that cannot be repaired completely is left as it is, rather than half changed.
-    if !options.dry_run && out.left_count == 0 && m.disk.is_changed() {
+    if let Some(sink) = sink
+        && out.left_count == 0
+        && m.disk.is_changed()
+    {
         out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
     Ok(out)

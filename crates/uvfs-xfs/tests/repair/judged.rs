@@ -70,13 +70,9 @@ struct Tally {
 /// Repairs a damaged image, counts the outcome, and returns whether every finding was repaired.
 fn mend(path: &Path, name: &str, tally: &Mutex<Tally>) -> bool {
     let same = MemImage::load(path).unwrap();
-    let dry = RepairOptions {
-        dry_run: true,
-        ..options()
-    };
     let dry = std::panic::catch_unwind(|| {
         let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
-        repair(blocks, &NoSink, &dry, &CheckProgress::default())
+        repair(blocks, None, &options(), &CheckProgress::default())
     });
     let ours = std::panic::catch_unwind(|| repair_file(path, &options()));
     let mut t = tally.lock().unwrap();

@@ -58,11 +58,7 @@ fn copies_without_a_root_directory_are_no_reason_to_search() {
     let image = Image::new();
     assert!(image.mkfs(&["-d", "agcount=6"]));
     let counted = Arc::new(Counted::new(&MemImage::load(&image.path()).unwrap(), false));
-    let dry = RepairOptions {
-        dry_run: true,
-        ..options()
-    };
-    let outcome = repair(counted.clone(), &NoSink, &dry, &CheckProgress::default()).unwrap();
+    let outcome = repair(counted.clone(), None, &options(), &CheckProgress::default()).unwrap();
     assert_eq!(outcome.found_count, 0);
     let (read, _) = counted.counts();
     assert!(read < 4000, "{read} sectors");
@@ -92,11 +88,10 @@ fn a_small_file_system_is_read_once() {
 
         let counted = Arc::new(Counted::new(&damaged, ahead));
         let dry = RepairOptions {
-            dry_run: true,
             check: one.clone(),
             ..options()
         };
-        let outcome = repair(counted.clone(), &NoSink, &dry, &CheckProgress::default()).unwrap();
+        let outcome = repair(counted.clone(), None, &dry, &CheckProgress::default()).unwrap();
         assert!(outcome.rounds > 0 && outcome.left_count == 0);
         let (read, twice) = counted.counts();
         assert!(read > 1000 && twice.is_empty(), "repair: {read}, {twice:?}");
