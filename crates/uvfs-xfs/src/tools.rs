@@ -85,7 +85,7 @@ pub fn stat(volume: &Volume, path: &[u8], out: &mut dyn Write) -> Result<()> {
         FileType::Unknown => "unknown",
     };
     let block_size = volume.geometry().block_size;
-    let sectors = i.nblocks.saturating_mul(u64::from(block_size) / 512);
+    let sectors = volume.sectors(&i);
     text += &format!(
         "\n  Size: {}\tBlocks: {sectors}\tIO Block: {block_size}\t{kind}\n Inode: {}\tLinks: {}",
         i.size, i.ino, i.nlink

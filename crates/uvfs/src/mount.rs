@@ -246,7 +246,11 @@ fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Res
                     mounted(fs, prepare, || {}, source, place, options, &mut report)
                 })
         }
-        Source::Image(device) => mount_image(&device, source, place, options, &mut report),
+        Source::Image(device) => {
+            let memory = options.memory.unwrap_or(image::MEMORY);
+            image::open_volume(&device, options.engine, memory)
+                .and_then(|opened| serve_image(opened, None, source, place, options, &mut report))
+        }
         Source::Uri(uri) => mount_uri(&uri, place, options, &mut report),
     };
     match served {
@@ -261,19 +265,6 @@ fn open_image(source: &Path) -> Result<Arc<Device>> {
     // The cache that serves is made in the process that serves.
     image::open_volume(&device, EngineKind::Sync, image::MEMORY)?.warn(source);
     Ok(device)
-}
-
-/// Serves an image until it is unmounted.
-fn mount_image(
-    device: &Arc<Device>,
-    source: &Path,
-    place: &Place,
-    options: &Options,
-    report: &mut Report,
-) -> Result<ExitCode> {
-    let memory = options.memory.unwrap_or(image::MEMORY);
-    let opened = image::open_volume(device, options.engine, memory)?;
-    serve_image(opened, None, source, place, options, report)
 }
 
 /// An image, with the counts of the engine that reads it.
@@ -294,7 +285,7 @@ impl Layer for Counted {
     }
 }
 
-/// `engine` is one that has counts.
+/// Serves an image until it is unmounted. `engine` is one that has counts.
 fn serve_image(
     opened: Opened,
     engine: Option<Arc<dyn Engine>>,

@@ -222,7 +222,7 @@ impl XfsFs {
         abi::Attr {
             ino: i.ino,
             size: i.size,
-            blocks: self.sectors(i),
+            blocks: self.volume.sectors(i),
             atime: i.atime.sec as u64,
             mtime: i.mtime.sec as u64,
             ctime: i.ctime.sec as u64,
@@ -237,11 +237,6 @@ impl XfsFs {
             blksize: self.volume.geometry().block_size,
             flags: 0,
         }
-    }
-
-    fn sectors(&self, i: &Inode) -> u64 {
-        i.nblocks
-            .saturating_mul(u64::from(self.volume.geometry().block_size) / 512)
     }
 
     /// Begins to read the inodes of what a listing from `offset` has that is `wanted`.
@@ -404,8 +399,8 @@ impl FileSystem for XfsFs {
             mode: i.mode,
             ino: i.ino,
             size: i.size,
-            blocks: self.sectors(&i),
-            attributes_mask: STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND | STATX_ATTR_NODUMP,
+            blocks: self.volume.sectors(&i),
+            attributes_mask: KEPT_FLAGS.bits().into(),
             atime: sx_time(i.atime),
             btime: sx_time(i.crtime.unwrap_or_default()),
             ctime: sx_time(i.ctime),

@@ -90,6 +90,12 @@ impl Volume {
         self.space
     }
 
+    /// Sectors of 512 bytes that an inode's blocks take.
+    pub fn sectors(&self, inode: &Inode) -> u64 {
+        let per_block = u64::from(self.geometry.block_size) / 512;
+        inode.nblocks.saturating_mul(per_block)
+    }
+
     /// Where the bytes come from.
     pub fn blocks(&self) -> &dyn Blocks {
         &*self.blocks

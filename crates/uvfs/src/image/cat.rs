@@ -7,7 +7,6 @@ use uvfs_cli::Result;
 use uvfs_xfs::tools;
 
 use super::{Access, Image};
-
 use crate::confine;
 
 const EXAMPLES: &str = "\
@@ -25,16 +24,13 @@ Exit status: 0 written, 1 failed, 2 wrong usage.";
 pub struct Args {
     #[command(flatten)]
     access: Access,
-    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
-    #[arg(value_hint = clap::ValueHint::FilePath)]
-    image: PathBuf,
     /// The file
     path: PathBuf,
 }
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let image = Image::open(&args.image, &args.access, confine::reader)?;
+    let image = Image::open(&args.access, confine::reader)?;
     let out = &mut std::io::stdout().lock();
     let outcome = tools::cat(image.volume(), super::bytes(&args.path), out);
     image.finish(&args.path, outcome, |()| ExitCode::SUCCESS)

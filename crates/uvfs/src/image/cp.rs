@@ -7,7 +7,6 @@ use uvfs_cli::{Error, Result};
 use uvfs_xfs::tools::{self, Trust};
 
 use super::{Access, Image};
-
 use crate::confine;
 
 const EXAMPLES: &str = "\
@@ -38,9 +37,6 @@ pub struct Args {
     trusted: bool,
     #[command(flatten)]
     access: Access,
-    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
-    #[arg(value_hint = clap::ValueHint::FilePath)]
-    image: PathBuf,
     /// The path in the image to copy
     path: PathBuf,
     /// Where to
@@ -50,9 +46,7 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let image = Image::open(&args.image, &args.access, |engine| {
-        confine::copier(&args.dest, engine)
-    })?;
+    let image = Image::open(&args.access, |engine| confine::copier(&args.dest, engine))?;
     let volume = image.volume();
     let path = super::bytes(&args.path);
     let inode = match volume.resolve(path, false) {

@@ -8,7 +8,6 @@ use uvfs_cli::Result;
 use uvfs_xfs::tools::{self, LsOptions};
 
 use super::{Access, Image};
-
 use crate::confine;
 
 const EXAMPLES: &str = "\
@@ -44,17 +43,14 @@ pub struct Args {
     help: Option<bool>,
     #[command(flatten)]
     access: Access,
-    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
-    #[arg(value_hint = clap::ValueHint::FilePath)]
-    image: PathBuf,
     /// The path to list (default: the root)
-    #[arg(default_value_os_t = super::root(), hide_default_value = true)]
+    #[arg(default_value = "/", hide_default_value = true)]
     path: PathBuf,
 }
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let image = Image::open(&args.image, &args.access, confine::reader)?;
+    let image = Image::open(&args.access, confine::reader)?;
     let options = LsOptions {
         long: args.long,
         recursive: args.recursive,

@@ -6,7 +6,6 @@ pub mod ls;
 pub mod remote;
 pub mod stat;
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -26,9 +25,12 @@ use crate::options;
 /// Metadata is cached in so much memory unless told otherwise.
 pub const MEMORY: u64 = 64 << 20;
 
-/// How to read an image; options of each command on one.
+/// An image, and how to read it; arguments of each command that looks into one.
 #[derive(clap::Args)]
 pub struct Access {
+    /// An image file, block device, or image in an object store (s3://BUCKET/KEY)
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    image: PathBuf,
     /// Limit of the metadata cache
     #[arg(long, value_name = "SIZE", value_parser = options::memory, default_value = "64M")]
     memory: u64,
@@ -131,7 +133,8 @@ struct Image<'a> {
 
 impl<'a> Image<'a> {
     /// Opens an image as the command line says, and warns. `confine` confines all that reads it from then on.
-    fn open(path: &'a Path, access: &Access, confine: impl FnOnce(EngineKind)) -> Result<Self> {
+    fn open(access: &'a Access, confine: impl FnOnce(EngineKind)) -> Result<Self> {
+        let path = access.image.as_path();
         let name = remote::shown(path);
         let opened = match remote::uri(path) {
             Some(uri) => {
@@ -210,9 +213,4 @@ fn status(errors: u64) -> ExitCode {
 
 fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
-}
-
-/// The path to copy, list or show when none is given.
-fn root() -> PathBuf {
-    PathBuf::from(OsStr::new("/"))
 }
