@@ -10,9 +10,10 @@ use crate::blocks::{DiskExtent, io_error};
 use crate::error::Error;
 use crate::format::*;
 use crate::geometry::BBSIZE;
-use crate::read::inode::{DataRun, Fork, Inode, Time};
+use crate::read::inode::{DataRun, Fork, Inode, KEPT_FLAGS, Time};
 use crate::read::volume::Volume;
 use crate::read::wait::without_waiting;
+use rustix::fs::StatxFlags;
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::io;
@@ -46,12 +47,6 @@ const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_XFLAG_HASATTR: u32 = 0x8000_0000;
-
-const STATX_BASIC_STATS: u32 = 0x7ff;
-const STATX_BTIME: u32 = 0x800;
-const STATX_ATTR_IMMUTABLE: u64 = 0x10;
-const STATX_ATTR_APPEND: u64 = 0x20;
-const STATX_ATTR_NODUMP: u64 = 0x40;
 
 /// After this many misses a request waits for its blocks, so that it ends even if the cache is far too small.
 const MISSES: usize = 1024;
@@ -276,29 +271,6 @@ fn extended_flags(i: &Inode) -> u32 {
     u32::from(i.flags & !DIFLAG_NEWRTBM)
 }
 
-/// The flags of an inode as lsattr(1) knows them (linux/fs.h).
-const INODE_FLAGS: [(u16, u64); 6] = [
-    (DIFLAG_SYNC, 0x8),
-    (DIFLAG_IMMUTABLE, 0x10),
-    (DIFLAG_APPEND, 0x20),
-    (DIFLAG_NODUMP, 0x40),
-    (DIFLAG_NOATIME, 0x80),
-    (DIFLAG_PROJINHERIT, 0x2000_0000),
-];
-
-/// The flags of an inode as statx(2) has them.
-const STATX_FLAGS: [(u16, u64); 3] = [
-    (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
-    (DIFLAG_APPEND, STATX_ATTR_APPEND),
-    (DIFLAG_NODUMP, STATX_ATTR_NODUMP),
-];
-
-/// The flags of an inode as a table has them.
-fn flags(i: &Inode, table: &[(u16, u64)]) -> u64 {
-    let set = table.iter().filter(|(flag, _)| i.flags & flag != 0);
-    set.fold(0, |all, (_, flag)| all | flag)
-}
-
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
 fn encode_dev((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
@@ -389,10 +361,13 @@ impl FileSystem for XfsFs {
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
         let i = self.look(cx, || self.inode(node)).await?;
+        let mut mask = StatxFlags::BASIC_STATS;
+        mask.set(StatxFlags::BTIME, i.crtime.is_some());
         let statx = abi::Statx {
-            mask: STATX_BASIC_STATS | if i.crtime.is_some() { STATX_BTIME } else { 0 },
+            mask: mask.bits(),
             blksize: self.volume.geometry().block_size,
-            attributes: flags(&i, &STATX_FLAGS),
+            // statx(2) has the same bits for them.
+            attributes: (i.common_flags() & KEPT_FLAGS).bits().into(),
             nlink: i.nlink,
             uid: i.uid,
             gid: i.gid,
@@ -574,7 +549,7 @@ impl FileSystem for XfsFs {
     async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
         let inode = self.look(cx, || self.inode(node)).await?;
         let mut data = match ioctl.cmd {
-            FS_IOC_GETFLAGS => (flags(&inode, &INODE_FLAGS) as u32).to_ne_bytes().to_vec(),
+            FS_IOC_GETFLAGS => inode.common_flags().bits().to_ne_bytes().to_vec(),
             FS_IOC_FSGETXATTR => {
                 // struct fsxattr: flags, extent size hint, extents, project, extent size hint of copies, padding.
                 let has_attr = inode.fork_format(Fork::Attr).is_some();

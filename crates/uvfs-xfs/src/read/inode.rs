@@ -6,6 +6,7 @@ use crate::error::{At, Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 pub use data::DataRun;
+use rustix::fs::IFlags;
 
 /// Checks a metadata block of a fork against what it must say about itself.
 pub(crate) type VerifyIdent<'a> = &'a dyn Fn(&[u8], &Ident) -> Result<(), Fault>;
@@ -245,6 +246,14 @@ impl Inode {
         }
     }
 
+    /// Its flags as lsattr(1) knows them.
+    pub(crate) fn common_flags(&self) -> IFlags {
+        let set = COMMON_FLAGS
+            .iter()
+            .filter(|(flag, _)| self.flags & flag != 0);
+        set.map(|(_, flag)| *flag).collect()
+    }
+
     /// How many extents a fork has.
     pub(crate) fn extents(&self, fork: Fork) -> u64 {
         match fork {
@@ -280,6 +289,21 @@ impl Inode {
         self.fault(what, Fault::field(field, expected, found))
     }
 }
+
+/// The flags that other file systems have too.
+const COMMON_FLAGS: [(u16, IFlags); 6] = [
+    (DIFLAG_SYNC, IFlags::SYNC),
+    (DIFLAG_IMMUTABLE, IFlags::IMMUTABLE),
+    (DIFLAG_APPEND, IFlags::APPEND),
+    (DIFLAG_NODUMP, IFlags::NODUMP),
+    (DIFLAG_NOATIME, IFlags::NOATIME),
+    (DIFLAG_PROJINHERIT, IFlags::PROJECT_INHERIT),
+];
+
+/// Those of them that a copy keeps, and that statx(2) shows.
+pub(crate) const KEPT_FLAGS: IFlags = IFlags::IMMUTABLE
+    .union(IFlags::APPEND)
+    .union(IFlags::NODUMP);
 
 /// The flags of `di_flags` that not every inode may have, and their names.
 pub(crate) const SPECIAL_FLAGS: [(u16, &str); 7] = [

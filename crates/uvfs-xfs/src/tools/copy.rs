@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::*;
-use crate::read::inode::{Fork, Inode, Time};
+use crate::read::inode::{Fork, Inode, KEPT_FLAGS, Time};
 use crate::read::volume::Volume;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -436,14 +436,7 @@ impl Copy<'_> {
 
     /// Sets the inode flags that other tools know: immutable, append only, no dump. A file system without them has none.
     fn flags(&mut self, fd: BorrowedFd<'_>, path: &Path, inode: &Inode, made: Made) {
-        let flags = [
-            (DIFLAG_IMMUTABLE, IFlags::IMMUTABLE),
-            (DIFLAG_APPEND, IFlags::APPEND),
-            (DIFLAG_NODUMP, IFlags::NODUMP),
-        ]
-        .into_iter()
-        .filter(|(bit, _)| inode.flags & bit != 0)
-        .fold(IFlags::empty(), |all, (_, flag)| all | flag);
+        let flags = inode.common_flags() & KEPT_FLAGS;
         if flags.is_empty() {
         } else if inode.is_dir() || inode.nlink == 1 {
             let set = add_flags(fd, flags);
