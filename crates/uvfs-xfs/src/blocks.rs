@@ -150,33 +150,6 @@ pub trait Stream {
     fn next(&mut self) -> Option<(u64, io::Result<Block>)>;
 }
 
-impl<B: Blocks + ?Sized> Blocks for Arc<B> {
-    fn size(&self) -> u64 {
-        (**self).size()
-    }
-    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
-        (**self).read(extents, verifier)
-    }
-    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        (**self).read_data(offset, buf)
-    }
-    fn data_file(&self) -> Option<BorrowedFd<'_>> {
-        (**self).data_file()
-    }
-    fn readahead(&self, extents: &[DiskExtent]) {
-        (**self).readahead(extents)
-    }
-    fn readahead_data(&self, offset: u64, len: usize) {
-        (**self).readahead_data(offset, len)
-    }
-    fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
-        (**self).stream(room)
-    }
-    fn waits(&self) -> bool {
-        (**self).waits()
-    }
-}
-
 /// A plain file or block device, read with pread and no cache but the kernel's.
 #[derive(Debug)]
 pub struct FileBlocks {

@@ -96,7 +96,7 @@ impl LogState {
 
 /// The state of the log, and the log sequence number of its head: cycle in the high half, block in
 /// the low one. Nothing on disk can have been logged later than that.
-pub(crate) fn survey(blocks: &impl Blocks, g: &Geometry) -> (LogState, Option<u64>) {
+pub(crate) fn survey(blocks: &dyn Blocks, g: &Geometry) -> (LogState, Option<u64>) {
     if g.logstart == 0 {
         return (LogState::External, None);
     }
@@ -124,7 +124,7 @@ pub(crate) fn survey(blocks: &impl Blocks, g: &Geometry) -> (LogState, Option<u6
 
 /// The first damaged block among the records of a dirty log that are still needed.
 /// Recovery would fail there.
-pub(crate) fn damage(blocks: &impl Blocks, g: &Geometry, state: &LogState) -> Option<String> {
+pub(crate) fn damage(blocks: &dyn Blocks, g: &Geometry, state: &LogState) -> Option<String> {
     let LogState::Dirty { head, tail, .. } = *state else {
         return None;
     };
@@ -136,8 +136,8 @@ pub(crate) fn damage(blocks: &impl Blocks, g: &Geometry, state: &LogState) -> Op
     }
 }
 
-struct Log<'a, B> {
-    blocks: &'a B,
+struct Log<'a> {
+    blocks: &'a dyn Blocks,
     /// First sector.
     start: u64,
     /// Blocks of 512 bytes.
@@ -149,8 +149,8 @@ struct Log<'a, B> {
     buffer: usize,
 }
 
-impl<'a, B: Blocks> Log<'a, B> {
-    fn new(blocks: &'a B, g: &Geometry, at: AgBlock) -> Log<'a, B> {
+impl<'a> Log<'a> {
+    fn new(blocks: &'a dyn Blocks, g: &Geometry, at: AgBlock) -> Log<'a> {
         Log {
             blocks,
             start: g.daddr(at),

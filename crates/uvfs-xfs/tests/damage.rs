@@ -305,7 +305,7 @@ fn shut_down(mount: &Path, keeps_log: bool) {
 
 /// Where the log is, in bytes, and its head, in blocks of 512 bytes: it has not been once around.
 fn dirty_log(path: &Path) -> (u64, u64) {
-    let volume = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let volume = Volume::open(Arc::new(FileBlocks::open(path).unwrap())).unwrap();
     let LogState::Dirty { head, .. } = *volume.log() else {
         panic!("{:?}", volume.log());
     };
@@ -402,7 +402,7 @@ fn damaged_records_of_the_log() {
     let crashed = &image.path();
     let (log, _) = dirty_log(crashed);
     let state = |path: &Path| {
-        let volume = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+        let volume = Volume::open(Arc::new(FileBlocks::open(path).unwrap())).unwrap();
         volume.log().clone()
     };
     let LogState::Dirty {

@@ -83,7 +83,7 @@ fn holes() {
             );
         }
         use_it(path, cycles * 1000, 700);
-        let v = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+        let v = Volume::open(Arc::new(FileBlocks::open(path).unwrap())).unwrap();
         assert_eq!(*v.log(), LogState::Clean);
         let g = v.geometry();
         let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
@@ -238,7 +238,7 @@ fn some_block(random: &mut Random, near: &[u64], len: u64) -> u64 {
 
 /// Changes the log of an image, or what the superblock says of it; gives what was done.
 fn change(path: &Path, random: &mut Random) -> String {
-    let v = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let v = Volume::open(Arc::new(FileBlocks::open(path).unwrap())).unwrap();
     let g = v.geometry();
     let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
     let len = (u64::from(g.logblocks) << g.blocklog) / 512;
@@ -345,7 +345,7 @@ fn a_log_zeroed_after_use_is_formatted() {
     assert!(image.mkfs(&[]));
     let path = &image.path();
     use_it(path, 0, 20);
-    let v = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let v = Volume::open(Arc::new(FileBlocks::open(path).unwrap())).unwrap();
     let g = v.geometry().clone();
     let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
     let file = File::options().write(true).open(path).unwrap();

@@ -43,7 +43,7 @@ fn findings(image: &Path) -> Vec<String> {
 fn sound(image: &Path, what: &str) {
     assert_eq!(findings(image), Vec::<String>::new(), "{what}");
     let mut repair = Command::new("xfs_repair");
-    let sb = Volume::open(FileBlocks::open(image).unwrap()).unwrap();
+    let sb = Volume::open(Arc::new(FileBlocks::open(image).unwrap())).unwrap();
     if sb.geometry().agcount == 1 {
         repair.args(["-o", "force_geometry"]);
     }
@@ -468,7 +468,7 @@ fn the_longest_file_keeps_its_holes() {
     let image = dir.path().join("image");
     make(&image, &MkfsOptions::default(), From::Directory(source)).unwrap();
     sound(&image, "the longest file");
-    let v = Volume::open(FileBlocks::open(&image).unwrap()).unwrap();
+    let v = Volume::open(Arc::new(FileBlocks::open(&image).unwrap())).unwrap();
     let ino = v.lookup(&v.root().unwrap(), b"long").unwrap();
     let inode = v.inode(ino).unwrap();
     assert_eq!(inode.size, size);

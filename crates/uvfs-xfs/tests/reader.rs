@@ -10,6 +10,7 @@ use rustix::fs as rfs;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::format::*;
 use uvfs_xfs::{Error, Fork, LogState, Volume};
@@ -213,7 +214,7 @@ fn refusals() {
     }
     let image = Image::new();
     assert!(image.mkfs(&[]));
-    let open = || Volume::open(FileBlocks::open(&image.path()).unwrap());
+    let open = || Volume::open(Arc::new(FileBlocks::open(&image.path()).unwrap()));
     for (bit, name) in [
         (INCOMPAT_METADIR, "metadir"),
         (INCOMPAT_ZONED, "zoned"),
@@ -290,7 +291,7 @@ fn dirty_log() {
     drop(mount);
     assert!(image.open().log().is_clean());
 
-    let volume = Volume::open(FileBlocks::open(&copy).unwrap()).unwrap();
+    let volume = Volume::open(Arc::new(FileBlocks::open(&copy).unwrap())).unwrap();
     assert!(
         matches!(volume.log(), LogState::Dirty { .. }),
         "{:?}",
@@ -308,7 +309,7 @@ fn dirty_log() {
     // Without the freeze much is in the log only: the reader and the kernel, which does not replay
     // it either, see the same remains. Where those contradict each other both may fail; here only
     // that the reader says so and does not break is asserted.
-    let volume = Volume::open(FileBlocks::open(&crashed).unwrap()).unwrap();
+    let volume = Volume::open(Arc::new(FileBlocks::open(&crashed).unwrap())).unwrap();
     assert!(
         matches!(volume.log(), LogState::Dirty { .. }),
         "{:?}",
@@ -317,7 +318,7 @@ fn dirty_log() {
     let _ = volume.readdir(&volume.root().unwrap(), 0, &mut |_| true);
     // Replayed, it is clean.
     drop(Mount::new(&crashed, "rw,nouuid").unwrap());
-    let volume = Volume::open(FileBlocks::open(&crashed).unwrap()).unwrap();
+    let volume = Volume::open(Arc::new(FileBlocks::open(&crashed).unwrap())).unwrap();
     assert!(volume.log().is_clean(), "{:?}", volume.log());
 }
 

@@ -382,7 +382,7 @@ fn contested_blocks_stay_with_their_owner() {
         store_crc(&mut raw, DINODE_CRC_OFFSET);
         damaged.put(offset(thief.ino), &raw);
         let (after, _) = mended(&damaged).unwrap();
-        let v = Volume::open(after).unwrap();
+        let v = Volume::open(Arc::new(after)).unwrap();
         assert_eq!(names(&v, "/dir500"), whole);
     }
 }

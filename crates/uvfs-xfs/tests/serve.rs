@@ -74,7 +74,8 @@ impl Drop for Served {
 
 /// Opens an image through the buffer cache.
 fn cached(path: &Path, direct: bool, limit: usize) -> Option<Volume> {
-    Some(Volume::open(through_cache(path, direct, limit, EngineKind::Sync)?).unwrap())
+    let blocks = through_cache(path, direct, limit, EngineKind::Sync)?;
+    Some(Volume::open(Arc::new(blocks)).unwrap())
 }
 
 /// The blocks of an image, behind the buffer cache.

@@ -132,7 +132,7 @@ pub fn check(
 }
 
 /// The state of the log, whose damage is reported, and the log sequence number of its head.
-fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> (LogState, Option<u64>) {
+fn log_state(blocks: &dyn Blocks, g: &Geometry, report: &Report) -> (LogState, Option<u64>) {
     let (log, head) = log::survey(blocks, g);
     let place = Place::fs(Structure::Log);
     if let LogState::Unreadable(why) = &log {
@@ -166,7 +166,7 @@ pub(crate) fn keeping(
 ) -> Result<(CheckOutcome, Option<Kept>)> {
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
-    let (log, head_lsn) = log_state(&blocks, &g, &report);
+    let (log, head_lsn) = log_state(&*blocks, &g, &report);
     superblock::fields(&sb, &g, head_lsn, &report);
     fit(&mut g, blocks.size(), &report);
     let large = match options.prefetch {

@@ -7,6 +7,7 @@ use crate::geometry::{AgBlock, Geometry};
 use crate::log::{self, LogState};
 use crate::read::inode::Inode;
 use std::io;
+use std::sync::Arc;
 use uvfs_buf::{Anything, Verifier};
 
 /// Symbolic links followed in one path before it counts as a loop, as in the kernel.
@@ -17,7 +18,7 @@ const MAX_AHEAD: u64 = 256 << 10;
 
 /// An XFS file system, open for reading.
 pub struct Volume {
-    blocks: Box<dyn Blocks>,
+    blocks: Arc<dyn Blocks>,
     geometry: Geometry,
     warnings: Vec<String>,
     log: LogState,
@@ -42,8 +43,8 @@ pub struct Space {
 impl Volume {
     /// Opens a file system: checks its superblock, takes its geometry and looks whether its log
     /// is clean. The caller should show the user [`Volume::warnings`].
-    pub fn open(blocks: impl Blocks + 'static) -> Result<Volume> {
-        let (sb, geometry) = read_superblock(&blocks)?;
+    pub fn open(blocks: Arc<dyn Blocks>) -> Result<Volume> {
+        let (sb, geometry) = read_superblock(&*blocks)?;
         let mut warnings = Vec::new();
         if blocks.size() < geometry.data_bytes() {
             warnings.push(format!(
@@ -58,11 +59,11 @@ impl Volume {
             let text = format!("{what}: expect contradictions until xfs_repair has run");
             warnings.push(text);
         }
-        let log = log::survey(&blocks, &geometry).0;
+        let log = log::survey(&*blocks, &geometry).0;
         warnings.extend(log.warning());
         let space = space(&sb, &geometry);
         Ok(Volume {
-            blocks: Box::new(blocks),
+            blocks,
             geometry,
             warnings,
             log,
@@ -226,7 +227,7 @@ impl Volume {
 }
 
 /// Reads and checks the first superblock.
-pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superblock, Geometry)> {
+pub(crate) fn read_superblock(blocks: &dyn Blocks) -> Result<(Superblock, Geometry)> {
     let read = |bytes: u32| {
         let e = [DiskExtent { daddr: 0, bytes }];
         blocks.read(&e, &Anything).map_err(|err| io_error(&e, err))

@@ -133,7 +133,7 @@ pub fn repair(
     let superblock::Choice { sb, g, as_is } = better(choices, &blocks, options)?;
     refuse(&g, &*blocks)?;
     let mut out = RepairOutcome::default();
-    let state = crate::log::survey(&blocks, &g).0;
+    let state = crate::log::survey(&*blocks, &g).0;
     if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
         out.dirty_log = Some(state);
         return Ok(out);
@@ -211,7 +211,7 @@ fn better(
     options: &RepairOptions,
 ) -> Result<superblock::Choice> {
     let findings = |choice: &superblock::Choice| {
-        if choices.len() == 1 || refuse(&choice.g, blocks).is_err() {
+        if choices.len() == 1 || refuse(&choice.g, &**blocks).is_err() {
             return (0, u64::MAX);
         }
         let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use uvfs_xfs::Volume;
 
 /// Something to do to a copy of an image.
@@ -349,7 +350,7 @@ fn attribute_damages(v: &Volume, add: &mut Add<'_>) {
 
 /// All damages to an image.
 pub fn all_damages(path: &Path) -> Vec<Damage> {
-    let v = Volume::open(uvfs_xfs::blocks::FileBlocks::open(path).unwrap()).unwrap();
+    let v = Volume::open(Arc::new(uvfs_xfs::blocks::FileBlocks::open(path).unwrap())).unwrap();
     let mut damages = db_damages(&v);
     let size = std::fs::metadata(path).unwrap().len();
     for i in 1..16 {

@@ -109,7 +109,7 @@ impl Image {
     }
 
     pub fn open(&self) -> Volume {
-        Volume::open(FileBlocks::open(&self.path()).unwrap()).unwrap()
+        Volume::open(Arc::new(FileBlocks::open(&self.path()).unwrap())).unwrap()
     }
 }
 

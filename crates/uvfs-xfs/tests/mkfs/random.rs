@@ -169,7 +169,7 @@ fn random_trees_are_read_back() {
             };
             make(&image, &options, From::Directory(source.clone())).unwrap();
             assert_eq!(findings(&image), Vec::<String>::new());
-            let v = Volume::open(FileBlocks::open(&image).unwrap()).unwrap();
+            let v = Volume::open(Arc::new(FileBlocks::open(&image).unwrap())).unwrap();
             compare(&v, &source, &v.root().unwrap());
             Ok(())
         })

@@ -11,7 +11,7 @@ pub fn files(path: &Path) -> Files {
 
 pub fn files_of(blocks: impl Blocks + 'static) -> Files {
     let mut out = Files::new();
-    let Ok(v) = Volume::open(blocks) else {
+    let Ok(v) = Volume::open(Arc::new(blocks)) else {
         return out;
     };
     let root = v.geometry().rootino;

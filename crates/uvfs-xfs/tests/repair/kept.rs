@@ -18,7 +18,7 @@ fn nothing_is_lost(image: &Image, name: &str, damage: impl Fn(&File)) {
     assert_eq!(o.left_count, 0, "{name}: {:?}", o.left);
     assert_eq!(findings(&path), [""; 0], "{name}");
     assert_eq!(xfs_repair_n(&path), None, "{name}");
-    let v = Volume::open(FileBlocks::open(&path).unwrap()).unwrap();
+    let v = Volume::open(Arc::new(FileBlocks::open(&path).unwrap())).unwrap();
     let before = image.open();
     for link in ["special/link-60", "special/link-1000"] {
         let target = |v: &Volume| {

@@ -20,7 +20,7 @@ fn an_inode_that_becomes_lost_and_found() {
     )
     .unwrap();
     let mut image = MemImage::load(&path).unwrap();
-    let v = Volume::open(image.clone()).unwrap();
+    let v = Volume::open(Arc::new(image.clone())).unwrap();
     let g = v.geometry();
     let mut cleared = BTreeMap::new();
     for name in ["/directory", "/file"] {

@@ -126,7 +126,7 @@ fn requests_go_on_while_reads_wait() {
     let device = uvfs_server::mount(slow, dir.path(), options).unwrap();
     let path = device.path().join("image");
     let blocks = through_cache(&path, false, 64 << 20, EngineKind::Aio);
-    let served = Served::new(Volume::open(blocks.expect("AIO")).unwrap());
+    let served = Served::new(Volume::open(Arc::new(blocks.expect("AIO"))).unwrap());
     let root = served.path().to_path_buf();
     let list = |name: &str| fs::read_dir(root.join(name)).unwrap().count();
     // Their blocks are in the cache then.

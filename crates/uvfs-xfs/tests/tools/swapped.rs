@@ -3,7 +3,9 @@
 
 use super::*;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::mkfs::{From, MkfsOptions, MkfsProgress, mkfs};
 
 /// Directories in the tree that is copied.
@@ -97,7 +99,7 @@ fn out_of_an_image() {
     fs::create_dir(&from).unwrap();
     source(&from);
     image_of(&from, &image);
-    let volume = Volume::open(uvfs_xfs::blocks::FileBlocks::open(&image).unwrap()).unwrap();
+    let volume = Volume::open(Arc::new(FileBlocks::open(&image).unwrap())).unwrap();
     let outside = Outside::new();
     let to = scratch.path().join("to");
     fs::create_dir(&to).unwrap();
@@ -120,7 +122,7 @@ fn into_an_image() {
         for _ in 0..5 {
             let _ = fs::remove_file(&image);
             image_of(&from, &image);
-            let volume = Volume::open(uvfs_xfs::blocks::FileBlocks::open(&image).unwrap()).unwrap();
+            let volume = Volume::open(Arc::new(FileBlocks::open(&image).unwrap())).unwrap();
             contents_are_public(&volume);
         }
     });

@@ -102,7 +102,7 @@ fn opened(target: Arc<Target>, blocks: CachedBlocks, name: &Path) -> Result<Open
             target.geometry().size
         )));
     }
-    let volume = Volume::open(blocks).context(name)?;
+    let volume = Volume::open(Arc::new(blocks)).context(name)?;
     let geometry = volume.geometry();
     let group = u64::from(geometry.ag_blocks(0)) << (geometry.blocklog - 9);
     target.set_groups(group);
