@@ -115,21 +115,6 @@ pub(crate) fn stripe_fits(sb: &Superblock) -> bool {
     (unit != 0) == bit && (unit == 0) == (width == 0) && width.is_multiple_of(unit.max(1))
 }
 
-/// Sets the bits that version 5 always has, and takes off those that it does not know; gives whether that changed
-/// anything.
-pub(crate) fn fit_v5(version: &mut u16, features2: &mut u32) -> bool {
-    let old = (*version, *features2);
-    *version |= VERSION_NLINK
-        | VERSION_ALIGN
-        | VERSION_LOGV2
-        | VERSION_EXTFLG
-        | VERSION_DIRV2
-        | VERSION_MOREBITS;
-    let always = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
-    *features2 = *features2 & VERSION2_FTYPE | always;
-    old != (*version, *features2)
-}
-
 /// Ranges that hold in the primary superblock and in its copies.
 pub(crate) fn ranges(sb: &Superblock, g: &Geometry, place: Place, report: &Report) {
     if sb.imax_pct > 100 {

@@ -235,6 +235,21 @@ pub const VERSION2_CRC: u32 = 0x0100;
 /// File types in directory entries (version 4).
 pub const VERSION2_FTYPE: u32 = 0x0200;
 
+/// Sets the bits that version 5 always has, and takes off those that it does not know; gives whether that changed
+/// anything.
+pub(crate) fn fit_v5(version: &mut u16, features2: &mut u32) -> bool {
+    let old = (*version, *features2);
+    *version |= VERSION_NLINK
+        | VERSION_ALIGN
+        | VERSION_LOGV2
+        | VERSION_EXTFLG
+        | VERSION_DIRV2
+        | VERSION_MOREBITS;
+    let always = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
+    *features2 = *features2 & VERSION2_FTYPE | always;
+    old != (*version, *features2)
+}
+
 /// Free inode B-tree.
 pub const RO_COMPAT_FINOBT: u32 = 1;
 /// Reverse mapping B-tree.

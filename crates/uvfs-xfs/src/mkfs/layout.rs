@@ -76,16 +76,10 @@ fn max_pct(o: &MkfsOptions, bytes: u64) -> Result<u8, MkfsError> {
 }
 
 fn set_features(sb: &mut Superblock, large_sectors: bool) {
-    sb.versionnum.set(
-        5 | VERSION_NLINK
-            | VERSION_ALIGN
-            | VERSION_LOGV2
-            | VERSION_EXTFLG
-            | VERSION_DIRV2
-            | VERSION_MOREBITS
-            | if large_sectors { VERSION_SECTOR } else { 0 },
-    );
-    let features2 = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
+    let mut version = 5 | if large_sectors { VERSION_SECTOR } else { 0 };
+    let mut features2 = 0;
+    fit_v5(&mut version, &mut features2);
+    sb.versionnum.set(version);
     sb.features2.set(features2);
     sb.bad_features2.set(features2);
     sb.features_ro_compat

@@ -209,7 +209,7 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
         set.push("sb_imax_pct");
     }
     let (mut version, mut features2) = (sb.versionnum.get(), sb.features2.get());
-    if checked::fit_v5(&mut version, &mut features2) {
+    if fit_v5(&mut version, &mut features2) {
         sb.versionnum.set(version);
         sb.features2.set(features2);
         set.push("sb_versionnum, sb_features2");
