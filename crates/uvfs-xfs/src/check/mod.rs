@@ -26,7 +26,7 @@ mod paths;
 mod probe;
 mod problem;
 mod progress;
-mod quota;
+pub(crate) mod quota;
 mod reader;
 mod report;
 mod runs;

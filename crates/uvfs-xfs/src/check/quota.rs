@@ -5,25 +5,24 @@ use super::{Ctx, Place, Reader, Structure, Usage};
 use crate::format::*;
 use crate::read::inode::Inode;
 
-/// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
-const CHECKED: [u16; 3] = [0x0004, 0x0100, 0x0400];
-
-const TYPES: [(u8, Structure); 3] = [
-    (DQTYPE_USER, Structure::UserQuota),
-    (DQTYPE_GROUP, Structure::GroupQuota),
-    (DQTYPE_PROJ, Structure::ProjectQuota),
+/// User, group and project quota: the type of its records, and the flags that it was counted (`XFS_[UGP]QUOTA_CHKD`) and
+/// that it is on.
+pub(crate) const KINDS: [(Structure, u8, u16, u16); 3] = [
+    (Structure::UserQuota, DQTYPE_USER, 0x0004, 0x0003),
+    (Structure::GroupQuota, DQTYPE_GROUP, 0x0100, 0x00c0),
+    (Structure::ProjectQuota, DQTYPE_PROJ, 0x0400, 0x0208),
 ];
 
 impl Usage {
     /// Compares what was seen with what the records say.
     pub fn compare(&self, ctx: &Ctx<'_>) {
         let flags = ctx.sb.qflags.get();
-        for k in 0..3 {
+        for (k, (what, _, checked, _)) in KINDS.into_iter().enumerate() {
             let there = ctx.g.quota_inodes[k].is_some();
-            if !there || flags & CHECKED[k] == 0 {
+            if !there || flags & checked == 0 {
                 continue;
             }
-            let place = Place::fs(TYPES[k].1);
+            let place = Place::fs(what);
             let mut ids: Vec<u32> = self.seen[k].keys().copied().collect();
             ids.extend(self.recorded[k].keys());
             ids.sort_unstable();
@@ -44,7 +43,7 @@ impl Usage {
 
 /// Whether usage is to be counted.
 pub(crate) fn counted(sb: &Superblock) -> bool {
-    CHECKED.iter().any(|c| sb.qflags.get() & c != 0)
+    KINDS.iter().any(|kind| sb.qflags.get() & kind.2 != 0)
 }
 
 /// Checks the records of a quota inode.
@@ -53,10 +52,10 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
     let Some(k) = g.quota_inodes.iter().position(|q| *q == Some(inode.ino)) else {
         return;
     };
-    let (want, what) = TYPES[k];
+    let (what, want, checked, _) = KINDS[k];
     let base = Place::inode(what, inode.ino);
     let per_block = g.block_size as usize / Dquot::SIZE;
-    let counted = ctx.sb.qflags.get() & CHECKED[k] != 0;
+    let counted = ctx.sb.qflags.get() & checked != 0;
     for e in extents.iter().filter(|e| !e.unwritten) {
         for b in e.startoff..e.end() {
             let Some((bytes, a)) = read_run(ctx, rd, base, extents, b, 1) else {

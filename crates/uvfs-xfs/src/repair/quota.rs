@@ -1,16 +1,12 @@
 //! Quota inodes and their records.
 
-use super::{Mend, Place, Structure, fork};
+use super::{Mend, Place, fork};
+use crate::check::quota::KINDS;
 use crate::format::*;
 use crate::read::inode::{Fork, Inode};
 
 /// Repairs the quota inodes: their records, and whether they are to be counted again.
 pub(crate) fn all(m: &mut Mend<'_>) {
-    const KINDS: [(Structure, u8, u16, u16); 3] = [
-        (Structure::UserQuota, DQTYPE_USER, 0x0004, 0x0003),
-        (Structure::GroupQuota, DQTYPE_GROUP, 0x0100, 0x00c0),
-        (Structure::ProjectQuota, DQTYPE_PROJ, 0x0400, 0x0208),
-    ];
     let mut sb = m.sb;
     let inodes = m.g.quota_inodes;
     for (k, (what, kind, checked, on)) in KINDS.into_iter().enumerate() {
