@@ -193,29 +193,3 @@ fn extra(notes: &str) -> Roff {
     }
     roff
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A synopsis shows the values of options.
-    #[test]
-    fn a_synopsis_has_the_values_of_options() {
-        let command = Command::new("serve").args([
-            Arg::new("SOURCE").required(true),
-            Arg::new("transport")
-                .long("transport")
-                .value_name("auto|uring|dev"),
-            Arg::new("options").short('o').value_name("OPTIONS"),
-        ]);
-        let mut roff = Roff::default();
-        roff.text(synopsis(&command));
-        let text = roff.to_roff().replace(['\\', '\n'], "");
-        let text = text.replace("fB", "").replace("fI", "").replace("fR", "");
-        assert!(text.contains("[--transport auto|uring|dev]"), "{text}");
-        assert!(
-            text.contains("[-o OPTIONS]") && text.contains("SOURCE"),
-            "{text}"
-        );
-    }
-}

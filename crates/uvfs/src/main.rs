@@ -184,15 +184,3 @@ fn main() -> ExitCode {
     };
     end(outcome)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    /// The command line is well formed.
-    #[test]
-    fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
-    }
-}

@@ -551,26 +551,17 @@ mod tests {
         assert!(Options::default().remote.none().is_ok());
     }
 
-    /// One error names all bad words, and says what to use.
+    /// mount -s takes unknown words, and no wrong values.
     #[test]
-    fn all_bad_words_are_named_with_what_to_use() {
-        let mut options = Options::default();
-        let bad = "ro,alow_other,umask=022,ro=1,cache=alway,big_writes,zzz,max_write=1KB";
-        let error = options.parse(bad.split(',')).unwrap_err();
-        assert_eq!(error.code(), 2);
-        let expected = [
-            "-o alow_other: unknown option (did you mean allow_other?)",
-            "-o umask=022: not offered (modes are the source's, but object stores have file_mode and dir_mode)",
-            "-o ro=1: takes no value",
-            "-o cache=alway: \"alway\" is none of auto, always, never (did you mean always?)",
-            "-o zzz: unknown option (uvfs mount --help lists them)",
-            "-o max_write=1KB: 1KB: the unit KB is ambiguous (use K or KiB, a power of 1024)",
-        ];
-        assert_eq!(error.messages(), expected);
-        // mount -s takes unknown words, and no wrong values.
-        options.sloppy = true;
-        let error = options.parse(bad.split(',')).unwrap_err();
-        assert_eq!(error.messages(), [expected[3], expected[5]]);
+    fn a_sloppy_mount_takes_unknown_words() {
+        let mut options = Options {
+            sloppy: true,
+            ..Options::default()
+        };
+        let error = options.parse("ro,zzz,cache=alway,big_writes".split(','));
+        let expected =
+            "-o cache=alway: \"alway\" is none of auto, always, never (did you mean always?)";
+        assert_eq!(error.unwrap_err().messages(), [expected]);
     }
 
     /// Words of libfuse mean what they mean there.

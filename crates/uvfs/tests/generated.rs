@@ -72,6 +72,8 @@ fn every_command_has_a_manual_page() {
         "uvfs mount /srv/data /mnt\n",
         "MOUNT OPTIONS",
         "[--transport auto|uring|dev]",
+        "[-o OPTIONS]",
+        "SOURCE MOUNTPOINT",
         "attr_timeout=TIME, entry_timeout=TIME",
         "EXIT STATUS",
         "--foreground",

@@ -249,7 +249,12 @@ fn fill_special(special: &Path) {
     );
     mknod(&special.join("fifo"), rfs::FileType::Fifo, 0, 0);
     mknod(&special.join("socket"), rfs::FileType::Socket, 0, 0);
-    for (name, mode) in [("setuid", 0o4755), ("none", 0), ("all", 0o7777)] {
+    for (name, mode) in [
+        ("setuid", 0o4755),
+        ("none", 0),
+        ("idle", 0o7000),
+        ("all", 0o7777),
+    ] {
         let p = special.join(name);
         fs::write(&p, name).unwrap();
         rfs::chownat(

@@ -42,15 +42,22 @@ fn image_of(dir: &Path, names: &[&[u8]]) -> PathBuf {
 /// One run names all bad words, and says what to use.
 #[test]
 fn all_bad_words_are_answered_at_once() {
-    let words = "ro,alow_other,umask=022,nonsens,attr_timeout=soon,use_ino";
+    let words =
+        "ro,alow_other,umask=022,ro=1,nonsens,cache=alway,max_write=1KB,attr_timeout=soon,use_ino";
     let output = run(["mount", "-o", words, "-o", "zzz", "/nowhere", "/nowhere/at"]);
     let lines = text(&output.stderr);
     let expected = [
         ("alow_other", "did you mean allow_other?"),
-        ("umask=022", "modes are the source's"),
+        ("umask=022", "not offered (modes are the source's"),
+        ("ro=1", "takes no value"),
         ("nonsens", "unknown option"),
+        (
+            "cache=alway",
+            "none of auto, always, never (did you mean always?)",
+        ),
+        ("max_write=1KB", "the unit KB is ambiguous (use K or KiB,"),
         ("attr_timeout=soon", "no duration"),
-        ("zzz", "unknown option"),
+        ("zzz", "unknown option (uvfs mount --help lists them)"),
     ];
     assert_eq!(output.status.code(), Some(2), "{lines}");
     assert_eq!(lines.lines().count(), expected.len(), "{lines}");
