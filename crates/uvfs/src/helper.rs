@@ -128,7 +128,7 @@ pub fn is_called(argv0: Option<&OsString>) -> bool {
 }
 
 /// How mount(8) calls: `mount.fuse.uvfs SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Default)]
 struct Call {
     source: PathBuf,
     mountpoint: PathBuf,
@@ -287,51 +287,4 @@ fn inherited(source: &Path, xdev: bool) -> Result<MountFlags> {
         });
     }
     Ok(flags)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(words: &[&str]) -> Vec<OsString> {
-        words.iter().map(OsString::from).collect()
-    }
-
-    /// The helper takes the command lines that mount(8) gives it.
-    #[test]
-    fn the_helper_is_called_as_mount_does() {
-        let argv = words(&[
-            "/sbin/mount.fuse.uvfs",
-            "/a",
-            "/b",
-            "-s",
-            "-fn",
-            "-v",
-            "-o",
-            "rw,noatime",
-            "-N",
-            "/proc/1/ns/mnt",
-            "-t",
-            "fuse.uvfs",
-        ]);
-        assert!(is_called(argv.first()));
-        assert!(!is_called(Some(&OsString::from("/usr/bin/uvfs"))));
-        let call = Call::parse(&argv).unwrap();
-        let expected = Call {
-            source: "/a".into(),
-            mountpoint: "/b".into(),
-            lists: vec!["rw,noatime".into()],
-            namespace: Some("/proc/1/ns/mnt".into()),
-            fake: true,
-            sloppy: true,
-        };
-        assert_eq!(call, expected);
-        assert_eq!(called(&words(&[NAME, "/a"])).unwrap_err().code(), USAGE);
-        assert_eq!(
-            called(&words(&[NAME, "/a", "/b", "-o"]))
-                .unwrap_err()
-                .code(),
-            USAGE
-        );
-    }
 }

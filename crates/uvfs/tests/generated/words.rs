@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +66,30 @@ fn all_bad_words_are_answered_at_once() {
         assert!(line.starts_with(&format!("uvfs: -o {word}: ")), "{line}");
         assert!(line.contains(answer), "{line}");
     }
+}
+
+/// The helper takes the command lines that mount(8) gives it, with its exit statuses.
+#[test]
+fn the_helper_is_called_as_mount_does() {
+    let code = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uvfs"));
+        let output = command.arg0("/sbin/mount.fuse.uvfs").args(words).output();
+        output.expect("the helper").status.code()
+    };
+    let fake = [
+        "/",
+        "/",
+        "-s",
+        "-fn",
+        "-v",
+        "-t",
+        "fuse.uvfs",
+        "-o",
+        "rw,zzz",
+    ];
+    assert_eq!(code(&fake), Some(0));
+    assert_eq!(code(&fake[1..]), Some(1));
+    assert_eq!(code(&fake[..8]), Some(1));
 }
 
 /// Every way to fail that needs no mount: arguments, with a path where `{}` is.
