@@ -462,40 +462,23 @@ pub fn raise_file_limit() -> Result<()> {
 mod tests {
     use super::*;
 
-    fn command(target: Target) -> Vec<String> {
-        match target.kind {
-            Kind::Peer { command } => command,
-            other => panic!("{other:?} is no peer"),
-        }
-    }
-
-    /// `--peer` starts the command that it is given.
+    /// `--peer` starts the command that it is given, and keeps arguments with spaces or equal signs whole.
     #[test]
     fn a_peer_is_a_name_and_a_command() {
-        let p = remote_peer("hp=/opt/hp --foreground {source} {mountpoint}").unwrap();
-        assert_eq!(p.name, "hp");
-        assert_eq!(
-            command(p),
-            ["/opt/hp", "--foreground", "{source}", "{mountpoint}"]
-        );
-    }
-
-    /// `--peer` keeps arguments with spaces or equal signs whole.
-    #[test]
-    fn a_peers_command_may_be_quoted_and_hold_equal_signs() {
-        assert_eq!(
-            command(
-                remote_peer(r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#)
-                    .unwrap()
-            ),
-            [
-                "my server",
-                "-o",
-                "source={source},x=\"1\"",
-                " {mountpoint}",
-                ""
-            ]
-        );
+        let text = r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#;
+        let Target { name, kind } = remote_peer(text).unwrap();
+        assert_eq!(name, "a.b-c");
+        let Kind::Peer { command } = kind else {
+            panic!("{kind:?} is no peer");
+        };
+        let words = [
+            "my server",
+            "-o",
+            "source={source},x=\"1\"",
+            " {mountpoint}",
+            "",
+        ];
+        assert_eq!(command, words);
     }
 
     /// A mistake in `--peer` is refused with the reason before the benchmark runs.
@@ -515,27 +498,5 @@ mod tests {
         }
         let e = remote_peer("hp=x {mountpoint}").unwrap().serves_source();
         assert!(e.unwrap_err().to_string().contains("{source}"));
-    }
-
-    /// The JSON of a run says which options each target had.
-    #[test]
-    fn a_target_says_what_it_is_in_json() {
-        let target = Target::uvfs("dev-spin", &["--wait", "spin"]);
-        assert_eq!(
-            serde_json::to_value(target).unwrap(),
-            serde_json::json!({"name": "dev-spin", "kind": "uvfs", "options": ["--wait", "spin"]})
-        );
-        assert_eq!(
-            serde_json::to_value(Target::native()).unwrap(),
-            serde_json::json!({"name": "native", "kind": "native"})
-        );
-        let client = Kind::Client {
-            served: true,
-            base: false,
-        };
-        assert_eq!(
-            serde_json::to_value(client).unwrap(),
-            serde_json::json!({"kind": "client", "served": true, "base": false})
-        );
     }
 }

@@ -119,24 +119,18 @@ impl Latency {
 mod tests {
     use super::*;
 
-    /// A target without samples shows no figures.
+    /// The median of rounds is the middle one, or the mean of the middle two; there is none without samples.
     #[test]
-    fn no_values_have_no_summary() {
+    fn a_summary_has_the_median_and_the_ends() {
+        for (values, summary) in [
+            (&[7.0][..], (7.0, 7.0, 7.0)),
+            (&[9.0, 1.0, 4.0], (1.0, 4.0, 9.0)),
+            (&[4.0, 10.0, 1.0, 2.0], (1.0, 3.0, 10.0)),
+        ] {
+            let s = Summary::of(values.iter().copied()).unwrap();
+            assert_eq!((s.min, s.median, s.max), summary);
+        }
         assert_eq!(Summary::of([]), None);
-    }
-
-    /// The median of an odd number of rounds is the middle one.
-    #[test]
-    fn an_odd_number_has_a_middle_value() {
-        let s = Summary::of([9.0, 1.0, 4.0]).unwrap();
-        assert_eq!((s.min, s.median, s.max), (1.0, 4.0, 9.0));
-    }
-
-    /// The median of an even number of rounds is the mean of the middle two.
-    #[test]
-    fn an_even_number_takes_the_mean_of_the_middle_two() {
-        let s = Summary::of([4.0, 10.0, 1.0, 2.0]).unwrap();
-        assert_eq!((s.min, s.median, s.max), (1.0, 3.0, 10.0));
     }
 
     /// Latencies are within the 3% that `--help` promises.
@@ -169,12 +163,5 @@ mod tests {
         assert_eq!(a.count(), 100);
         let quantiles = [0.0, 0.5, 0.51, 0.99, 1.0].map(|part| a.quantile(part).unwrap());
         assert_eq!(quantiles, [10, 10, 20, 20, 30]);
-    }
-
-    /// A run of one round has a median, a minimum and a maximum.
-    #[test]
-    fn one_value_is_all_three() {
-        let s = Summary::of([7.0]).unwrap();
-        assert_eq!((s.min, s.median, s.max), (7.0, 7.0, 7.0));
     }
 }

@@ -21,7 +21,10 @@ fn report() -> Report {
     let uvfs = Target::uvfs("dev-spin", &["--wait=spin"]);
     let broken = Target {
         name: "broken".into(),
-        ..uvfs.clone()
+        kind: Kind::Client {
+            served: true,
+            base: false,
+        },
     };
     let outcome = |rates: &[f64], server| Outcome {
         samples: vec![rates.iter().map(|&r| sample(r, server)).collect()],
@@ -62,7 +65,7 @@ fn the_json_has_the_documented_shape() {
             {"name": "dev-spin", "kind": "uvfs", "options": ["--wait=spin"], "error": null},
             {"name": "hp", "kind": "peer", "command": ["hp", "{source}", "{mountpoint}"],
              "error": null},
-            {"name": "broken", "kind": "uvfs", "options": ["--wait=spin"],
+            {"name": "broken", "kind": "client", "served": true, "base": false,
              "error": "no ring"},
         ])
     );

@@ -1,22 +1,6 @@
-use super::super::super::client::Job;
 use super::*;
 use clap::ValueEnum;
 use std::fs;
-
-/// A client process does the job that the benchmark asks for.
-#[test]
-fn a_job_survives_its_json() {
-    let job = Job::Wakeup(WakeupJob {
-        work: WakeupWork::Read16,
-        path: "/a b/\"c\"".into(),
-        seconds: 0.5,
-        files: 3,
-        bytes: 4,
-        seed: u64::MAX,
-    });
-    let json = serde_json::to_string(&job).unwrap();
-    assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
-}
 
 /// A work has the same name in `--work` and in the JSON, so that runs can be compared.
 #[test]
