@@ -2,7 +2,7 @@
 
 use maud::Markup;
 
-use super::super::report::{Report, Row, Unit, Work};
+use super::super::report::{Report, Row, TargetReport, Unit, Work};
 use super::chart::{Bar, Bars, Lines, Scale, Series};
 
 /// A median of a row.
@@ -54,63 +54,27 @@ fn numbered<'r>(run: &'r Report, prefix: &str, suffix: &str) -> (Vec<String>, Ve
     run.works.iter().filter_map(rest).unzip()
 }
 
-/// Bars of a work, one for each target that has a figure.
-fn bars(
-    run: &Report,
-    work: &Work,
-    bar: impl Fn(&Row) -> Option<(f64, Option<f64>, String)>,
-) -> Vec<Bar> {
-    let bar = |(color, name): (usize, &String)| {
-        let (value, mark, label) = bar(work.row(name)?)?;
-        Some(Bar {
-            name: name.clone(),
-            color,
-            value,
-            mark,
-            label,
-        })
-    };
-    let names = run.targets.iter().map(|target| &target.name);
-    names.enumerate().filter_map(bar).collect()
-}
-
 /// Median and 99th percentile of each target where an operation was timed.
 fn latencies(run: &Report) -> Vec<Markup> {
-    let group = |work: &Work| {
-        let bar = |row: &Row| {
-            let (median, p99) = (MEDIAN(row)?, P99(row)?);
-            Some((median, Some(p99), format!("{median:.1} .. {p99:.1}")))
-        };
-        (work.name.clone(), bars(run, work, bar))
-    };
-    grouped(
-        "Latency: median (bar) and 99th percentile (dot)",
-        "µs, logarithmic; shorter is better",
-        Scale::Log,
-        run.works.iter().map(group),
-    )
+    let title = "Latency: median (bar) and 99th percentile (dot)";
+    let x = "µs, logarithmic; shorter is better";
+    grouped(run, title, x, Scale::Log, |_, row| {
+        let (median, p99) = (MEDIAN(row)?, P99(row)?);
+        Some((median, Some(p99), format!("{median:.1} .. {p99:.1}")))
+    })
 }
 
 /// The figures of each work.
 fn medians(run: &Report) -> Vec<Markup> {
-    let group = |work: &Work| {
-        let bar = |row: &Row| {
-            let value = row.value(work.unit)?.median;
-            Some((value, None, format!("{value:.0}")))
-        };
-        (work.name.clone(), bars(run, work, bar))
-    };
     let better = match run.works.first() {
         Some(work) if work.unit == Unit::Run => "ms; shorter is better".into(),
         Some(work) => format!("{}; longer is better", work.measure()),
         None => String::new(),
     };
-    grouped(
-        "Medians",
-        &better,
-        Scale::Linear,
-        run.works.iter().map(group),
-    )
+    grouped(run, "Medians", &better, Scale::Linear, |work, row| {
+        let value = row.value(work.unit)?.median;
+        Some((value, None, format!("{value:.0}")))
+    })
 }
 
 /// How much longer each program takes than on native.
@@ -119,28 +83,41 @@ fn relative(run: &Report) -> Vec<Markup> {
     let Some(native) = native.map(|target| target.name.as_str()) else {
         return Vec::new();
     };
-    let group = |work: &Work| {
-        let bar = |row: &Row| {
-            let value = row.compared(work.unit, native)?;
-            Some((value, None, format!("{value:.2}")))
-        };
-        (work.name.clone(), bars(run, work, bar))
-    };
-    grouped(
-        &format!("Time of each program, as a multiple of that on {native}"),
-        "times as long, logarithmic; to the left is better",
-        Scale::Log,
-        run.works.iter().map(group),
-    )
+    let title = format!("Time of each program, as a multiple of that on {native}");
+    let x = "times as long, logarithmic; to the left is better";
+    grouped(run, &title, x, Scale::Log, |work, row| {
+        let value = row.compared(work.unit, native)?;
+        Some((value, None, format!("{value:.2}")))
+    })
 }
 
-/// One plot of groups of bars, unless there are none.
+/// One plot with a group for each work, unless there are none, of bars of the targets for which `bar` gives a value, a
+/// mark and a label.
 fn grouped(
+    run: &Report,
     title: &str,
     x: &str,
     scale: Scale,
-    groups: impl Iterator<Item = (String, Vec<Bar>)>,
+    bar: impl Fn(&Work, &Row) -> Option<(f64, Option<f64>, String)>,
 ) -> Vec<Markup> {
+    let group = |work: &Work| {
+        let bar = |(color, target): (usize, &TargetReport)| {
+            let (value, mark, label) = bar(work, work.row(&target.name)?)?;
+            Some(Bar {
+                name: target.name.clone(),
+                color,
+                value,
+                mark,
+                label,
+            })
+        };
+        let targets = run.targets.iter().enumerate();
+        (
+            work.name.clone(),
+            targets.filter_map(bar).collect::<Vec<_>>(),
+        )
+    };
+    let groups = run.works.iter().map(group);
     let groups: Vec<_> = groups.filter(|(_, bars)| !bars.is_empty()).collect();
     let plot = (!groups.is_empty()).then(|| {
         let (title, x) = (title.into(), x.into());
