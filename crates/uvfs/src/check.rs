@@ -99,16 +99,6 @@ pub enum Strategy {
     Auto,
 }
 
-impl From<Strategy> for Prefetch {
-    fn from(s: Strategy) -> Prefetch {
-        match s {
-            Strategy::Large => Prefetch::Large,
-            Strategy::Exact => Prefetch::Exact,
-            Strategy::Auto => Prefetch::Auto,
-        }
-    }
-}
-
 /// Opens the image past the page cache, or through it where that is not possible.
 pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Device, OpenError> {
     let direct = OpenOptions {
@@ -150,7 +140,7 @@ impl Checked {
     }
 
     /// What a bound on memory leaves for a check; what is needed, if that is too little.
-    pub(crate) fn bound(&self, memory: Option<u64>) -> std::result::Result<Option<u64>, String> {
+    fn bound(&self, memory: Option<u64>) -> std::result::Result<Option<u64>, String> {
         let Some(memory) = memory else {
             return Ok(None);
         };
@@ -171,12 +161,26 @@ impl Checked {
         Ok(Some(left))
     }
 
-    /// Threads to check by; 0: one for each CPU.
-    pub(crate) fn threads(&self, threads: Option<u32>) -> usize {
-        match (self, threads) {
-            (Checked::Remote(_), None) => REMOTE_THREADS as usize,
-            (_, threads) => threads.map_or(0, |n| n as usize),
-        }
+    /// How to check it; what is needed, if there is too little memory.
+    pub(crate) fn options(
+        &self,
+        memory: Option<u64>,
+        threads: Option<u32>,
+        strategy: Strategy,
+    ) -> std::result::Result<CheckOptions, String> {
+        let remote = matches!(self, Checked::Remote(_));
+        let threads = threads.or(remote.then_some(REMOTE_THREADS));
+        Ok(CheckOptions {
+            threads: threads.map_or(0, |n| n as usize),
+            prefetch: match strategy {
+                Strategy::Large => Prefetch::Large,
+                Strategy::Auto if !remote => Prefetch::Auto,
+                // A store answers many requests at a time, and what lies between is not worth its price.
+                _ => Prefetch::Exact,
+            },
+            memory: self.bound(memory)?,
+            ..CheckOptions::default()
+        })
     }
 
     pub(crate) fn blocks(&self) -> Arc<dyn Blocks> {
@@ -191,14 +195,6 @@ impl Checked {
         match self {
             Checked::Device(_) => None,
             Checked::Remote(target) => target.failure(),
-        }
-    }
-
-    /// A store answers many requests at a time, and what lies between is not worth its price.
-    pub(crate) fn prefetch(&self, strategy: Strategy) -> Prefetch {
-        match (self, strategy) {
-            (Checked::Remote(_), Strategy::Auto) => Prefetch::Exact,
-            (_, strategy) => strategy.into(),
         }
     }
 
@@ -315,13 +311,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     };
     let blocks = checked.blocks();
-    let memory = checked.bound(args.memory).map_err(failed)?;
-    let options = CheckOptions {
-        threads: checked.threads(args.threads),
-        prefetch: checked.prefetch(args.prefetch),
-        memory,
-        ..CheckOptions::default()
-    };
+    let options = checked.options(args.memory, args.threads, args.prefetch);
+    let options = options.map_err(failed)?;
     let outcome = shown(args.json, |progress| check(blocks, &options, progress));
     if let Some(why) = checked.failure() {
         return Err(failed(why));

@@ -11,7 +11,7 @@ use clap::ValueHint;
 use serde_json::json;
 use uvfs_cli::{Error, Result, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
-use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
+use uvfs_xfs::check::{DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, Sink, repair};
 
 use crate::check::{Checked, Strategy, finding_json, json_at, open, peak_memory, shown};
@@ -140,15 +140,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
     };
     let blocks = checked.blocks();
-    let memory = checked.bound(args.memory).map_err(failed)?;
+    let check = checked.options(args.memory, None, Strategy::Auto);
     let options = RepairOptions {
         zero_log: args.zero_log,
-        check: CheckOptions {
-            memory,
-            threads: checked.threads(None),
-            prefetch: checked.prefetch(Strategy::Auto),
-            ..CheckOptions::default()
-        },
+        check: check.map_err(failed)?,
     };
     let device = sink.map(DeviceSink::new).transpose();
     let device = device.map_err(|e| failed(e.to_string()))?;
