@@ -130,29 +130,6 @@ mod tests {
         s.parts(&mut &contents[..])
     }
 
-    /// Sparse files of a tar archive get their data in the right places.
-    #[test]
-    fn maps_of_each_version() {
-        let want = vec![(0, 512), (4096, 100)];
-        let zero = [
-            ("size", "9000"),
-            ("offset", "0"),
-            ("numbytes", "512"),
-            ("offset", "4096"),
-            ("numbytes", "100"),
-            ("offset", "9000"),
-            ("numbytes", "0"),
-        ];
-        assert_eq!(of(&zero, b"").unwrap(), Some(want.clone()));
-        let one = [("size", "9000"), ("map", "0,512,4096,100,9000,0")];
-        assert_eq!(of(&one, b"").unwrap(), Some(want.clone()));
-        let mut contents = b"3\n0\n512\n4096\n100\n9000\n0\n".to_vec();
-        contents.resize(512, 0);
-        let inside = [("major", "1"), ("minor", "0"), ("realsize", "9000")];
-        assert_eq!(of(&inside, &contents).unwrap(), Some(want));
-        assert_eq!(of(&[("name", "x")], b"").unwrap(), None);
-    }
-
     /// A malformed map is an error; mkfs neither panics nor allocates without bound.
     #[test]
     fn maps_without_sense_are_refused() {
