@@ -145,11 +145,7 @@ fn names(path: &[u8]) -> Option<Vec<&[u8]>> {
 fn pax_time(text: &str) -> Option<Time> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let sec: i64 = whole.parse().ok()?;
-    let mut digits = fraction.get(..fraction.len().min(9))?.to_string();
-    while digits.len() < 9 {
-        digits.push('0');
-    }
-    let nsec: u32 = digits.parse().ok()?;
+    let nsec: u32 = format!("{fraction:0<9.9}").parse().ok()?;
     Some(match whole.starts_with('-') && nsec > 0 {
         true => Time {
             sec: sec - 1,
