@@ -133,7 +133,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         (None, Some(device)) => Ok(Source::Image(device)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
-    let served = opened.and_then(|opened| serve(&source, opened, &place, &options));
+    let served = opened.and_then(|opened| serve(&source, opened, &place, options));
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
     }
@@ -227,7 +227,7 @@ enum Source {
     Uri(String),
 }
 
-fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Result<ExitCode> {
+fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Result<ExitCode> {
     let mut report = match daemon::split(&place.path, !options.foreground)? {
         Side::Server(report) => report,
         Side::Parent(result) => return result,
@@ -243,7 +243,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: &Options) -> Res
                 .context(|| source.display().to_string())
                 .and_then(|fs| {
                     let prepare = |session: &_| follow_remounts(session, &place.path);
-                    mounted(fs, prepare, || {}, source, place, options, &mut report)
+                    mounted(fs, prepare, || {}, source, place, &options, &mut report)
                 })
         }
         Source::Image(device) => {
@@ -291,7 +291,7 @@ fn serve_image(
     engine: Option<Arc<dyn Engine>>,
     source: &Path,
     place: &Place,
-    options: &Options,
+    mut options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
     // The cache gives way when the machine, or the control group, runs out of memory.
@@ -301,7 +301,6 @@ fn serve_image(
     let _monitor = Monitor::start(MonitorConfig::default(), shrinkers)
         .inspect_err(|error| tracing::warn!(%error, "memory pressure is not watched"))
         .ok();
-    let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     let image = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
     // The kernel refuses changes, and this the changes of clients.
@@ -311,7 +310,7 @@ fn serve_image(
 }
 
 /// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
-fn mount_uri(uri: &str, place: &Place, options: &Options, report: &mut Report) -> Result<ExitCode> {
+fn mount_uri(uri: &str, place: &Place, options: Options, report: &mut Report) -> Result<ExitCode> {
     #[cfg(feature = "object")]
     confine::store_server();
     let (timeout, requests) = (options.remote.timeout, options.remote.requests);
@@ -333,7 +332,7 @@ fn mount_uri(uri: &str, place: &Place, options: &Options, report: &mut Report) -
 fn mount_store(
     uri: &str,
     place: &Place,
-    options: &Options,
+    mut options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
     let words = &options.remote;
@@ -353,7 +352,6 @@ fn mount_store(
     let name = remote::shown(Path::new(uri));
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
     let fs = ReadOnly::new(fs);
-    let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;
@@ -361,7 +359,7 @@ fn mount_store(
 }
 
 #[cfg(not(feature = "object"))]
-fn mount_store(_: &str, _: &Place, _: &Options, _: &mut Report) -> Result<ExitCode> {
+fn mount_store(_: &str, _: &Place, _: Options, _: &mut Report) -> Result<ExitCode> {
     unreachable!("no URI could be opened")
 }
 
