@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{Dirent, Direntplus, EntryOut, OutHeader};
 use crate::rec_align;
@@ -127,31 +127,17 @@ impl<'a> DirBuf<'a> {
 
 /// The entries of a reply to READDIR. A record that is cut off or has no name ends the list with
 /// EIO.
-pub fn dirents(bytes: &[u8]) -> impl Iterator<Item = Result<(Dirent, &[u8]), Errno>> {
-    records(bytes, |dirent: &Dirent| dirent.namelen)
-}
-
-/// The entries of a reply to READDIRPLUS; as [`dirents`].
-pub fn direntpluses(bytes: &[u8]) -> impl Iterator<Item = Result<(Direntplus, &[u8]), Errno>> {
-    records(bytes, |entry: &Direntplus| entry.dirent.namelen)
-}
-
-fn records<T: FromBytes + Immutable>(
-    mut bytes: &[u8],
-    namelen: fn(&T) -> u32,
-) -> impl Iterator<Item = Result<(T, &[u8]), Errno>> {
+pub fn dirents(mut bytes: &[u8]) -> impl Iterator<Item = Result<(Dirent, &[u8]), Errno>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
             return None;
         }
         let record = (|| {
-            let (fixed, rest) = T::read_from_prefix(bytes).ok()?;
-            let namelen = usize::try_from(namelen(&fixed))
-                .ok()
-                .filter(|&len| len > 0)?;
+            let (entry, rest) = Dirent::read_from_prefix(bytes).ok()?;
+            let namelen = usize::try_from(entry.namelen).ok().filter(|&len| len > 0)?;
             let name = rest.get(..namelen)?;
-            bytes = bytes.get(rec_align(size_of::<T>() + namelen)..)?;
-            Some((fixed, name))
+            bytes = bytes.get(rec_align(size_of::<Dirent>() + namelen)..)?;
+            Some((entry, name))
         })();
         if record.is_none() {
             bytes = &[];
@@ -230,10 +216,10 @@ mod tests {
         dir.push_plus(&entry, 9, 1, 8, b"name").unwrap();
         let len = dir.len();
         assert_eq!(len, 160);
-        let (read, name) = direntpluses(&buf[..len]).next().unwrap().unwrap();
+        let (read, name) = Direntplus::read_from_prefix(&buf[..len]).unwrap();
         assert_eq!(
             (read.entry_out, read.dirent.ino, name),
-            (entry, 9, &b"name"[..])
+            (entry, 9, &b"name\0\0\0\0"[..])
         );
         assert_eq!(
             (entry.entry_valid, entry.entry_valid_nsec, entry.attr_valid),

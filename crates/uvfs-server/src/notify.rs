@@ -15,8 +15,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use uvfs_proto::notify::Notification;
-use uvfs_proto::request::Records;
+use uvfs_proto::abi::{
+    EXPIRE_ONLY, NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut,
+    NotifyPollWakeupOut, NotifyPruneOut, NotifyRetrieveOut, NotifyStoreOut,
+};
+use uvfs_proto::notify::message;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::fs::Node;
 use uvfs_sys::lock;
@@ -50,18 +54,24 @@ pub struct Notifier {
 /// Numbers retrievals; apart from the kernel's even numbers of requests.
 static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
 
-pub(crate) fn send(device: BorrowedFd<'_>, notification: &Notification<'_>) -> io::Result<()> {
-    // Grown once, for the longest that comes often.
-    let data = match notification {
-        Notification::Store { data, .. } => data.len(),
-        _ => 0,
-    };
-    let mut message = Vec::with_capacity(64 + data);
-    notification
-        .encode(&mut message)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-    rustix::io::write(device, &message)?;
+pub(crate) fn send<T: IntoBytes + Immutable>(
+    device: BorrowedFd<'_>,
+    code: NotifyCode,
+    arg: &T,
+    data: &[u8],
+) -> io::Result<()> {
+    rustix::io::write(device, &message(code, arg, data)?)?;
     Ok(())
+}
+
+/// Has the kernel take `data` for what a node holds at `offset`.
+pub(crate) fn store(nodeid: u64, offset: u64, data: &[u8]) -> NotifyStoreOut {
+    NotifyStoreOut {
+        nodeid,
+        offset,
+        size: data.len() as u32,
+        padding: 0,
+    }
 }
 
 impl Notifier {
@@ -69,8 +79,11 @@ impl Notifier {
         Self { device, retrievals }
     }
 
-    fn send(&self, notification: &Notification<'_>) -> io::Result<()> {
-        send(self.device.as_fd(), notification)
+    fn send<T>(&self, code: NotifyCode, arg: &T, data: &[u8]) -> io::Result<()>
+    where
+        T: IntoBytes + Immutable,
+    {
+        send(self.device.as_fd(), code, arg, data)
     }
 
     /// Not being cached is as good as being forgotten.
@@ -87,11 +100,12 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn invalidate_inode(&self, node: Node, offset: i64, len: i64) -> io::Result<()> {
-        Self::forgiving(self.send(&Notification::InvalInode {
+        let arg = NotifyInvalInodeOut {
             ino: node.0,
             off: offset,
             len,
-        }))
+        };
+        Self::forgiving(self.send(NotifyCode::InvalInode, &arg, &[]))
     }
 
     /// Drops a cached name.
@@ -99,12 +113,7 @@ impl Notifier {
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.
     pub fn invalidate_entry(&self, parent: Node, name: &CStr) -> io::Result<()> {
-        let notification = Notification::InvalEntry {
-            parent: parent.0,
-            name,
-            expire_only: false,
-        };
-        Self::forgiving(self.send(&notification))
+        self.drop_entry(parent, name, 0)
     }
 
     /// Lets a cached name expire: it is looked up again at its next use.
@@ -112,12 +121,16 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn expire_entry(&self, parent: Node, name: &CStr) -> io::Result<()> {
-        let notification = Notification::InvalEntry {
+        self.drop_entry(parent, name, EXPIRE_ONLY)
+    }
+
+    fn drop_entry(&self, parent: Node, name: &CStr, flags: u32) -> io::Result<()> {
+        let arg = NotifyInvalEntryOut {
             parent: parent.0,
-            name,
-            expire_only: true,
+            namelen: name.count_bytes() as u32,
+            flags,
         };
-        Self::forgiving(self.send(&notification))
+        Self::forgiving(self.send(NotifyCode::InvalEntry, &arg, name.to_bytes_with_nul()))
     }
 
     /// Says that a name was removed, so that watchers see it.
@@ -125,11 +138,13 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn deleted(&self, parent: Node, child: Node, name: &CStr) -> io::Result<()> {
-        Self::forgiving(self.send(&Notification::Delete {
+        let arg = NotifyDeleteOut {
             parent: parent.0,
             child: child.0,
-            name,
-        }))
+            namelen: name.count_bytes() as u32,
+            padding: 0,
+        };
+        Self::forgiving(self.send(NotifyCode::Delete, &arg, name.to_bytes_with_nul()))
     }
 
     /// Puts data into the page cache of a node.
@@ -137,11 +152,7 @@ impl Notifier {
     /// # Errors
     /// ENOENT when the kernel doesn't know the node; when the mount is gone.
     pub fn store(&self, node: Node, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.send(&Notification::Store {
-            nodeid: node.0,
-            offset,
-            data,
-        })
+        self.send(NotifyCode::Store, &store(node.0, offset, data), data)
     }
 
     /// Says that a file has grown to `size` bytes or more. Programs that the kernel does not ask the file system
@@ -159,15 +170,7 @@ impl Notifier {
         let Some(last) = size.checked_sub(1) else {
             return Ok(());
         };
-        let mut message = Vec::with_capacity(64);
-        let store = Notification::Store {
-            nodeid: node.0,
-            offset: last,
-            data: &[0],
-        };
-        store
-            .encode(&mut message)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        let mut message = message(NotifyCode::Store, &store(node.0, last, &[0]), &[0])?;
         // The kernel moves the size before it fetches the data. Were there any, it would overwrite a byte that a
         // program may just have stored through a mapping.
         message.pop();
@@ -186,13 +189,15 @@ impl Notifier {
         let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
         let (sender, receiver) = sync_channel(1);
         lock(&self.retrievals).insert(unique, sender);
-        let ask = Notification::Retrieve {
+        let ask = NotifyRetrieveOut {
             notify_unique: unique,
             nodeid: node.0,
             offset,
             size,
+            padding: 0,
         };
-        let result = self.send(&ask).and_then(|()| {
+        let asked = self.send(NotifyCode::Retrieve, &ask, &[]);
+        let result = asked.and_then(|()| {
             receiver
                 .recv_timeout(Duration::from_secs(10))
                 .map_err(|_| Errno::TIMEDOUT.into())
@@ -206,7 +211,7 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn poll_ready(&self, kh: u64) -> io::Result<()> {
-        self.send(&Notification::Poll { kh })
+        self.send(NotifyCode::Poll, &NotifyPollWakeupOut { kh }, &[])
     }
 
     /// Has all requests under way sent once more (Linux 6.9).
@@ -214,7 +219,7 @@ impl Notifier {
     /// # Errors
     /// EINVAL where the kernel doesn't know it; when the mount is gone.
     pub fn resend(&self) -> io::Result<()> {
-        self.send(&Notification::Resend)
+        self.send(NotifyCode::Resend, &(), &[])
     }
 
     /// Makes every cached name stale (Linux 6.16).
@@ -222,7 +227,7 @@ impl Notifier {
     /// # Errors
     /// EINVAL where the kernel doesn't know it; when the mount is gone.
     pub fn new_epoch(&self) -> io::Result<()> {
-        self.send(&Notification::IncEpoch)
+        self.send(NotifyCode::IncEpoch, &(), &[])
     }
 
     /// Drops nodes that are not in use (Linux 6.18).
@@ -231,8 +236,10 @@ impl Notifier {
     /// EINVAL where the kernel doesn't know it; when the mount is gone.
     pub fn prune(&self, nodes: &[Node]) -> io::Result<()> {
         let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
-        self.send(&Notification::Prune {
-            nodeids: Records::from(&nodes[..]),
-        })
+        let arg = NotifyPruneOut {
+            count: nodes.len() as u32,
+            ..Default::default()
+        };
+        self.send(NotifyCode::Prune, &arg, nodes.as_bytes())
     }
 }

@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use uvfs_proto::abi::{self, InitFlags};
-use uvfs_proto::notify::Notification;
+use uvfs_proto::abi::{self, InitFlags, NotifyCode};
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
@@ -242,17 +241,20 @@ impl<F: FileSystem> Session<F> {
     /// Invalidates the attributes that the kernel has of a node, where a request of its own changed them
     /// and the answer can't say so.
     pub(crate) fn drop_attributes(&self, node: u64) {
-        let attributes = Notification::InvalInode {
+        let arg = abi::NotifyInvalInodeOut {
             ino: node,
             // None of its pages: that could wait for one that another request has locked.
             off: -1,
             len: 0,
         };
-        self.tell(node, &attributes);
+        self.tell(node, NotifyCode::InvalInode, &arg, &[]);
     }
 
-    pub(crate) fn tell(&self, node: u64, notification: &Notification<'_>) {
-        if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
+    pub(crate) fn tell<T>(&self, node: u64, code: NotifyCode, arg: &T, data: &[u8])
+    where
+        T: IntoBytes + Immutable,
+    {
+        if let Err(error) = crate::notify::send(self.device.as_fd(), code, arg, data) {
             tracing::debug!(node, %error, "a notification was not taken");
         }
     }

@@ -4,15 +4,15 @@
 
 use std::ffi::CStr;
 
-use uvfs_proto::abi::{self, OpenFlags};
+use uvfs_proto::abi::{self, NotifyCode, OpenFlags};
 use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
-use uvfs_proto::notify::Notification;
 use uvfs_proto::request::Operation;
 use zerocopy::IntoBytes;
 
 use crate::coherence::Since;
 use crate::dispatch::{self, SEEK_DATA, SEEK_HOLE};
 use crate::fs::{Errno, FileSystem, Handle, IOC_WRITE, Node, OFlags};
+use crate::notify;
 use crate::reply::{Body, OpenReply, Outcome, Reply};
 use crate::request::Request;
 use crate::session::Session;
@@ -107,12 +107,8 @@ fn token<F: FileSystem>(
 fn give_contents<F: FileSystem>(session: &Session<F>, node: u64, data: &[u8], since: Since) {
     // A client may have changed them since they were read.
     if !session.coherence.tracks() {
-        let contents = Notification::Store {
-            nodeid: node,
-            offset: 0,
-            data,
-        };
-        session.tell(node, &contents);
+        let contents = notify::store(node, 0, data);
+        session.tell(node, NotifyCode::Store, &contents, data);
         session.coherence.shows_pages(node, since);
     }
 }
