@@ -32,8 +32,6 @@ pub const UNIQUE_RESEND: u64 = 1 << 63;
 pub const INVALID_UIDGID: u32 = u32::MAX;
 /// Most entries of `in_iovs` and `out_iovs` together in an [`IoctlOut`].
 pub const IOCTL_MAX_IOV: u32 = 256;
-/// Most security contexts in a [`SecctxHeader`]; a greater number there is an extension's type.
-pub const MAX_NR_SECCTX: u32 = 31;
 /// Type in an [`ExtHeader`] of supplementary groups (`FUSE_EXT_GROUPS`).
 pub const EXT_GROUPS: u32 = 32;
 /// Bytes to which extensions and directory entries are aligned.
@@ -62,12 +60,6 @@ pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// The entry expires but is not unhashed (`FUSE_EXPIRE_ONLY`, of [`NotifyInvalEntryOut::flags`]).
 pub const EXPIRE_ONLY: u32 = 1 << 0;
-/// CUSE: ioctls are not restricted to well-formed ones (of [`CuseInitIn::flags`]).
-pub const CUSE_UNRESTRICTED_IOCTL: u32 = 1 << 0;
-/// `SETUPMAPPING`: map for writing.
-pub const SETUPMAPPING_FLAG_WRITE: u64 = 1 << 0;
-/// `SETUPMAPPING`: map for reading.
-pub const SETUPMAPPING_FLAG_READ: u64 = 1 << 1;
 
 /// An opcode that this crate does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -159,14 +151,11 @@ opcodes! {
     Rename2 = 45, "RENAME2", "Rename with flags.";
     Lseek = 46, "LSEEK", "Find data or a hole.";
     CopyFileRange = 47, "COPY_FILE_RANGE", "Copy between files; replies with [`WriteOut`].";
-    Setupmapping = 48, "SETUPMAPPING", "Map a range into the DAX window.";
-    Removemapping = 49, "REMOVEMAPPING", "Remove mappings from the DAX window.";
     Syncfs = 50, "SYNCFS", "Make the file system durable (7.34).";
     Tmpfile = 51, "TMPFILE", "Make and open a file without a name (7.37).";
     Statx = 52, "STATX", "Read extended attributes of an inode (7.39).";
     CopyFileRange64 = 53, "COPY_FILE_RANGE_64",
         "Copy between files; replies with [`CopyFileRangeOut`] (7.45).";
-    CuseInit = 4096, "CUSE_INIT", "Negotiate as a character device.";
 }
 
 bitflags! {
@@ -719,22 +708,6 @@ wire! {
         unused: [u16; 11],
     }
 
-    /// CUSE_INIT.
-    CuseInitIn, 16 { major: u32, minor: u32, unused: u32, flags: u32, }
-
-    /// Reply to CUSE_INIT; the device's properties follow.
-    CuseInitOut, 72 {
-        major: u32,
-        minor: u32,
-        unused: u32,
-        flags: u32,
-        max_read: u32,
-        max_write: u32,
-        dev_major: u32,
-        dev_minor: u32,
-        spare: [u32; 10],
-    }
-
     /// INTERRUPT; `unique` is that of the request to interrupt.
     InterruptIn, 8 { unique: u64, }
 
@@ -841,26 +814,10 @@ wire! {
     /// Reply to COPY_FILE_RANGE_64.
     CopyFileRangeOut, 8 { bytes_copied: u64, }
 
-    /// SETUPMAPPING.
-    SetupmappingIn, 40 { fh: u64, foffset: u64, len: u64, flags: u64, moffset: u64, }
-
-    /// REMOVEMAPPING; `count` times [`RemovemappingOne`] follow.
-    RemovemappingIn, 4 { count: u32, }
-
-    /// One range of REMOVEMAPPING.
-    RemovemappingOne, 16 { moffset: u64, len: u64, }
-
     /// SYNCFS.
     SyncfsIn, 8 { padding: u64, }
 
-    /// A security context; its name (with NUL) and `size` bytes of value follow.
-    Secctx, 8 { size: u32, padding: u32, }
-
-    /// Starts a request's security contexts; `size` counts this header and all of them.
-    SecctxHeader, 8 { size: u32, nr_secctx: u32, }
-
-    /// Starts an extension; `size` counts this header. A `type` up to [`MAX_NR_SECCTX`] makes
-    /// it a [`SecctxHeader`].
+    /// Starts an extension; `size` counts this header.
     ExtHeader, 8 { size: u32, r#type: u32, }
 
     /// Supplementary groups; `nr_groups` times `u32` follow.
@@ -949,23 +906,12 @@ impl Default for UringReqHeader {
 impl InitIn {
     /// Both words of flags; the high one counts only with [`InitFlags::INIT_EXT`].
     pub const fn init_flags(&self) -> InitFlags {
-        ext_flags(self.flags, self.flags2)
-    }
-}
-
-impl InitOut {
-    /// Both words of flags; the high one counts only with [`InitFlags::INIT_EXT`].
-    pub const fn init_flags(&self) -> InitFlags {
-        ext_flags(self.flags, self.flags2)
-    }
-}
-
-const fn ext_flags(flags: u32, flags2: u32) -> InitFlags {
-    let low = InitFlags::from_words(flags, 0);
-    if low.contains(InitFlags::INIT_EXT) {
-        InitFlags::from_words(flags, flags2)
-    } else {
-        low
+        let low = InitFlags::from_words(self.flags, 0);
+        if low.contains(InitFlags::INIT_EXT) {
+            InitFlags::from_words(self.flags, self.flags2)
+        } else {
+            low
+        }
     }
 }
 

@@ -1,6 +1,5 @@
-//! Requests, parsed from and encoded to the split and the contiguous form.
+//! Requests, parsed from the split and the contiguous form.
 
-mod encode;
 mod payload;
 mod records;
 
@@ -192,28 +191,20 @@ pub enum Operation<'a> {
     },
     Lseek(LseekIn),
     CopyFileRange(CopyFileRangeIn),
-    Setupmapping(SetupmappingIn),
-    /// There are `count` records.
-    Removemapping(RemovemappingIn, Records<'a, RemovemappingOne>),
     Syncfs(SyncfsIn),
     Tmpfile(CreateIn, &'a CStr),
     Statx(StatxIn),
     CopyFileRange64(CopyFileRangeIn),
-    CuseInit(CuseInitIn),
 }
 
 /// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// The header as it came.
-    pub header: InHeader,
     /// The operation.
     pub operation: Operation<'a>,
     /// The caller's supplementary groups; the kernel sends one, the parent directory's, if the
     /// caller is in it ([`InitFlags::CREATE_SUPP_GROUP`]).
     pub supp_groups: Records<'a, u32>,
-    /// Security contexts, from their [`SecctxHeader`] on, or empty.
-    pub secctx: &'a [u8],
 }
 
 /// Bytes of the structure between header and payload.
@@ -261,11 +252,8 @@ pub const fn op_len(opcode: Opcode, negotiated: Negotiated) -> usize {
         Opcode::Rename2 => size_of::<Rename2In>(),
         Opcode::Lseek => size_of::<LseekIn>(),
         Opcode::CopyFileRange | Opcode::CopyFileRange64 => size_of::<CopyFileRangeIn>(),
-        Opcode::Setupmapping => size_of::<SetupmappingIn>(),
-        Opcode::Removemapping => size_of::<RemovemappingIn>(),
         Opcode::Syncfs => size_of::<SyncfsIn>(),
         Opcode::Statx => size_of::<StatxIn>(),
-        Opcode::CuseInit => size_of::<CuseInitIn>(),
     }
 }
 
@@ -316,7 +304,7 @@ impl<'a> Operation<'a> {
             Open Read Write Statfs Release Fsync Setxattr Getxattr Listxattr Removexattr Flush Init
             Opendir Readdir Releasedir Fsyncdir Getlk Setlk Setlkw Access Create Interrupt Bmap
             Destroy Ioctl Poll NotifyReply BatchForget Fallocate Readdirplus Rename2 Lseek
-            CopyFileRange Setupmapping Removemapping Syncfs Tmpfile Statx CopyFileRange64 CuseInit
+            CopyFileRange Syncfs Tmpfile Statx CopyFileRange64
         }
     }
 
@@ -407,66 +395,16 @@ impl<'a> Operation<'a> {
             },
             Opcode::Lseek => Operation::Lseek(arg(op)?),
             Opcode::CopyFileRange => Operation::CopyFileRange(arg(op)?),
-            Opcode::Setupmapping => Operation::Setupmapping(arg(op)?),
-            Opcode::Removemapping => {
-                let arg: RemovemappingIn = arg(op)?;
-                Operation::Removemapping(arg, payload.records(arg.count)?)
-            }
             Opcode::Syncfs => Operation::Syncfs(arg(op)?),
             // The file has no name: what the kernel sends in its place is no entry.
             Opcode::Tmpfile => Operation::Tmpfile(arg(op)?, payload.string("name")?),
             Opcode::Statx => Operation::Statx(arg(op)?),
             Opcode::CopyFileRange64 => Operation::CopyFileRange64(arg(op)?),
-            Opcode::CuseInit => Operation::CuseInit(arg(op)?),
         })
     }
 }
 
-/// The name and the value of a security context.
-pub type SecurityContext<'a> = (&'a CStr, &'a [u8]);
-
-/// The first security context in `bytes`, which start with a [`Secctx`], and what follows it.
-fn next_context(bytes: &[u8]) -> Option<(SecurityContext<'_>, &[u8])> {
-    let (context, rest) = Secctx::read_from_prefix(bytes).ok()?;
-    let name = CStr::from_bytes_until_nul(rest).ok()?;
-    let start = size_of::<Secctx>() + name.count_bytes() + 1;
-    let end = start.checked_add(usize::try_from(context.size).ok()?)?;
-    let value = bytes.get(start..end)?;
-    Some((
-        (name, value),
-        bytes.get(rec_align(end)..).unwrap_or_default(),
-    ))
-}
-
-/// Whether `bytes` are a [`SecctxHeader`] and the contexts that it announces.
-fn secctx_is_valid(bytes: &[u8]) -> bool {
-    let Ok((header, mut rest)) = SecctxHeader::read_from_prefix(bytes) else {
-        return false;
-    };
-    if header.size as usize != bytes.len() || header.nr_secctx > MAX_NR_SECCTX {
-        return false;
-    }
-    (0..header.nr_secctx).all(|_| match next_context(rest) {
-        Some((_, next)) => {
-            rest = next;
-            true
-        }
-        None => false,
-    })
-}
-
 impl<'a> Request<'a> {
-    /// A request without extensions; [`encode`](Self::encode) fills in the header's `len`,
-    /// `opcode` and `total_extlen`.
-    pub fn new(header: InHeader, operation: Operation<'a>) -> Self {
-        Self {
-            header,
-            operation,
-            supp_groups: Records::default(),
-            secctx: &[],
-        }
-    }
-
     /// Parses a request in split form.
     ///
     /// `op` starts with the opcode's structure and may be longer than it; `payload` is what
@@ -497,48 +435,33 @@ impl<'a> Request<'a> {
         };
         let (payload, extensions) = payload.split_at(end);
         let operation = Operation::parse(opcode, op, payload, negotiated).map_err(fail)?;
-        let mut request = Self::new(*header, operation);
-        request.parse_extensions(extensions).map_err(fail)?;
-        Ok(request)
-    }
-
-    fn parse_extensions(&mut self, mut bytes: &'a [u8]) -> Result<(), Problem> {
-        while !bytes.is_empty() {
-            let (header, _) = ExtHeader::read_from_prefix(bytes)
-                .map_err(|_| Problem::Extension("no room for its header"))?;
-            let size = header.size as usize;
-            if size < size_of::<ExtHeader>() || size > bytes.len() {
-                return Err(Problem::Extension("its size is out of range"));
-            }
-            let body = &bytes[size_of::<ExtHeader>()..size];
-            if header.r#type <= MAX_NR_SECCTX {
-                if !secctx_is_valid(&bytes[..size]) {
-                    return Err(Problem::Extension("security contexts are cut off"));
-                }
-                self.secctx = &bytes[..size];
-            } else if header.r#type == EXT_GROUPS {
-                let (groups, rest) = SuppGroups::read_from_prefix(body)
-                    .map_err(|_| Problem::Extension("no number of groups"))?;
-                self.supp_groups = Payload::new(rest)
-                    .records(groups.nr_groups)
-                    .map_err(|_| Problem::Extension("groups are cut off"))?;
-            }
-            // `bytes` is a whole number of alignments, so the padding is there too.
-            bytes = &bytes[rec_align(size)..];
-        }
-        Ok(())
-    }
-
-    /// The names and values of the security contexts.
-    pub fn security_contexts(&self) -> impl Iterator<Item = SecurityContext<'a>> + use<'a> {
-        let (count, mut rest) = match SecctxHeader::read_from_prefix(self.secctx) {
-            Ok((header, rest)) => (header.nr_secctx, rest),
-            Err(_) => (0, self.secctx),
-        };
-        (0..count).map_while(move |_| {
-            let (context, next) = next_context(rest)?;
-            rest = next;
-            Some(context)
+        Ok(Self {
+            operation,
+            supp_groups: supp_groups(extensions).map_err(fail)?,
         })
     }
+}
+
+/// The groups among a request's extensions. Security contexts are of no use to a server that stores none, and are
+/// passed over, as is what this crate does not know.
+fn supp_groups(mut bytes: &[u8]) -> Result<Records<'_, u32>, Problem> {
+    let mut found = Records::default();
+    while !bytes.is_empty() {
+        let (header, _) = ExtHeader::read_from_prefix(bytes)
+            .map_err(|_| Problem::Extension("no room for its header"))?;
+        let size = header.size as usize;
+        if size < size_of::<ExtHeader>() || size > bytes.len() {
+            return Err(Problem::Extension("its size is out of range"));
+        }
+        if header.r#type == EXT_GROUPS {
+            let (groups, rest) = SuppGroups::read_from_prefix(&bytes[size_of::<ExtHeader>()..size])
+                .map_err(|_| Problem::Extension("no number of groups"))?;
+            found = Payload::new(rest)
+                .records(groups.nr_groups)
+                .map_err(|_| Problem::Extension("groups are cut off"))?;
+        }
+        // `bytes` is a whole number of alignments, so the padding is there too.
+        bytes = &bytes[rec_align(size)..];
+    }
+    Ok(found)
 }

@@ -1,5 +1,5 @@
-//! Requests in both forms: what is encoded parses to the same, what is cut off is refused, and no
-//! bytes make the parser panic.
+//! Requests in both forms: what the kernel sends parses to what it means, what is cut off is refused,
+//! and no bytes make the parser panic.
 
 use std::ffi::{CStr, CString};
 
@@ -7,7 +7,6 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use rustix::io::Errno;
-use uvfs_proto::EncodeError;
 use uvfs_proto::abi::*;
 use uvfs_proto::request::{Negotiated, Operation, Problem, Records, Request, op_len, split};
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,7 +25,8 @@ struct Material {
     other: CString,
     data: Vec<u8>,
     groups: Vec<u32>,
-    secctx: Vec<u8>,
+    /// What an extension holds that no server knows.
+    unknown: Vec<u8>,
 }
 
 fn name() -> impl Strategy<Value = CString> {
@@ -38,34 +38,6 @@ fn name() -> impl Strategy<Value = CString> {
     .prop_map(|name| CString::new(name).unwrap())
 }
 
-/// Security contexts as the kernel lays them out.
-fn secctx() -> impl Strategy<Value = Vec<u8>> {
-    vec((name(), vec(any::<u8>(), 0..20)), 0..3).prop_map(|contexts| {
-        if contexts.is_empty() {
-            return vec![];
-        }
-        let mut bytes = vec![0; 8];
-        for (name, value) in &contexts {
-            bytes.extend_from_slice(
-                Secctx {
-                    size: value.len() as u32,
-                    padding: 0,
-                }
-                .as_bytes(),
-            );
-            bytes.extend_from_slice(name.as_bytes_with_nul());
-            bytes.extend_from_slice(value);
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
-        }
-        let header = SecctxHeader {
-            size: bytes.len() as u32,
-            nr_secctx: contexts.len() as u32,
-        };
-        bytes[..8].copy_from_slice(header.as_bytes());
-        bytes
-    })
-}
-
 fn material() -> impl Strategy<Value = Material> {
     (
         select(Opcode::ALL),
@@ -74,17 +46,17 @@ fn material() -> impl Strategy<Value = Material> {
         name(),
         vec(any::<u8>(), 0..100),
         vec(any::<u32>(), 0..4),
-        secctx(),
+        vec(any::<u8>(), 0..20),
     )
         .prop_map(
-            |(opcode, structure, name, other, data, groups, secctx)| Material {
+            |(opcode, structure, name, other, data, groups, unknown)| Material {
                 opcode,
                 structure,
                 name,
                 other,
                 data,
                 groups,
-                secctx,
+                unknown,
             },
         )
 }
@@ -94,12 +66,77 @@ impl Material {
         T::read_from_prefix(&self.structure).unwrap().0
     }
 
-    /// The data of WRITE and NOTIFY_REPLY.
-    fn payload(&self) -> &[u8] {
-        match self.opcode {
-            Opcode::Write | Opcode::NotifyReply => &self.data,
-            _ => &[],
+    /// The structure as it is sent, which says how much follows it.
+    fn structure(&self, negotiated: Negotiated) -> Vec<u8> {
+        let mut bytes = self.structure.clone();
+        let size = self.data.len();
+        let announced = match self.opcode {
+            Opcode::Write | Opcode::NotifyReply => Some((16, size)),
+            Opcode::Ioctl => Some((24, size)),
+            Opcode::Setxattr => Some((0, size)),
+            Opcode::BatchForget => Some((0, size / size_of::<ForgetOne>())),
+            _ => None,
+        };
+        if let Some((at, count)) = announced {
+            bytes[at..at + 4].copy_from_slice(&(count as u32).to_ne_bytes());
         }
+        bytes.truncate(op_len(self.opcode, negotiated));
+        bytes
+    }
+
+    /// What follows the structure, but for extensions.
+    fn payload(&self) -> Vec<u8> {
+        let name = self.name.to_bytes_with_nul();
+        match self.opcode {
+            Opcode::Lookup
+            | Opcode::Unlink
+            | Opcode::Rmdir
+            | Opcode::Removexattr
+            | Opcode::Mknod
+            | Opcode::Mkdir
+            | Opcode::Link
+            | Opcode::Getxattr
+            | Opcode::Create
+            | Opcode::Tmpfile => name.to_vec(),
+            Opcode::Symlink | Opcode::Rename | Opcode::Rename2 => {
+                [name, self.other.to_bytes_with_nul()].concat()
+            }
+            Opcode::Setxattr => [name, &self.data].concat(),
+            Opcode::Write | Opcode::NotifyReply | Opcode::Ioctl => self.data.clone(),
+            Opcode::BatchForget => Records::<ForgetOne>::new(&self.data).as_bytes().to_vec(),
+            _ => vec![],
+        }
+    }
+
+    /// Extensions as the kernel lays them out: one that is passed over, and the groups.
+    fn extensions(&self) -> Vec<u8> {
+        let mut bytes = vec![];
+        if !self.unknown.is_empty() {
+            extend(&mut bytes, 1, &self.unknown);
+        }
+        if !self.groups.is_empty() {
+            let count = [self.groups.len() as u32];
+            extend(
+                &mut bytes,
+                EXT_GROUPS,
+                [&count, &self.groups[..]].concat().as_bytes(),
+            );
+        }
+        bytes
+    }
+
+    /// The request in its contiguous form, and its header.
+    fn message(&self, negotiated: Negotiated, extensions: &[u8]) -> (InHeader, Vec<u8>) {
+        let (structure, payload) = (self.structure(negotiated), self.payload());
+        let header = InHeader {
+            len: (size_of::<InHeader>() + structure.len() + payload.len() + extensions.len())
+                as u32,
+            opcode: self.opcode as u32,
+            total_extlen: (extensions.len() / REC_ALIGN) as u16,
+            ..header()
+        };
+        let bytes = [header.as_bytes(), &structure, &payload, extensions].concat();
+        (header, bytes)
     }
 
     fn operation(&self, negotiated: Negotiated) -> Operation<'_> {
@@ -108,7 +145,6 @@ impl Material {
         let data = &self.data[..];
         let size = data.len() as u32;
         let records = Records::new(data);
-        let ranges = Records::new(data);
         // The arms of the operations that consist of the same parts differ only in their names.
         macro_rules! operation {
             (
@@ -132,7 +168,7 @@ impl Material {
             structure:
                 Forget Getattr Setattr Open Read Release Fsync Listxattr Flush Init Opendir Readdir
                 Releasedir Fsyncdir Getlk Setlk Setlkw Access Interrupt Bmap Poll Fallocate
-                Readdirplus Lseek CopyFileRange Setupmapping Syncfs Statx CopyFileRange64 CuseInit;
+                Readdirplus Lseek CopyFileRange Syncfs Statx CopyFileRange64;
             name: Lookup Unlink Rmdir Removexattr;
             structure and name: Mknod Mkdir Link Getxattr Create Tmpfile;
             Symlink => Operation::Symlink { name, target: newname },
@@ -152,12 +188,19 @@ impl Material {
                 let count = records.len() as u32;
                 Operation::BatchForget(BatchForgetIn { count, ..self.arg() }, records)
             },
-            Removemapping => {
-                let count = ranges.len() as u32;
-                Operation::Removemapping(RemovemappingIn { count }, ranges)
-            },
         }
     }
+}
+
+/// Appends an extension.
+fn extend(bytes: &mut Vec<u8>, kind: u32, body: &[u8]) {
+    let header = ExtHeader {
+        size: (size_of::<ExtHeader>() + body.len()) as u32,
+        r#type: kind,
+    };
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(body);
+    bytes.resize(bytes.len().next_multiple_of(REC_ALIGN), 0);
 }
 
 fn header() -> InHeader {
@@ -179,50 +222,26 @@ fn negotiated() -> impl Strategy<Value = Negotiated> {
     select(vec![Negotiated::default(), old, LATEST])
 }
 
-fn round_trip(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
-    let mut request = Request::new(header(), m.operation(negotiated));
-    if negotiated.minor >= 38 {
-        request.supp_groups = Records::from(&m.groups[..]);
-        request.secctx = &m.secctx;
-    }
-
-    let mut op = [0xff; 128];
-    let mut payload = vec![];
-    request.header = request
-        .encode(m.payload(), negotiated, &mut op, &mut payload)
-        .unwrap();
-    prop_assert_eq!(request.header.opcode, m.opcode as u32);
-    let parsed = Request::parse(&request.header, &op, &payload, negotiated).unwrap();
-    prop_assert_eq!(parsed, request);
-    let contexts = SecctxHeader::read_from_prefix(request.secctx)
-        .map_or(0, |(header, _)| header.nr_secctx as usize);
-    prop_assert_eq!(parsed.security_contexts().count(), contexts);
-
-    let mut bytes = vec![];
-    let encoded = request
-        .encode_contiguous(m.payload(), negotiated, &mut bytes)
-        .unwrap();
-    prop_assert_eq!(encoded, request.header);
+fn parses(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
+    let extended = negotiated.minor >= 38;
+    let extensions = if extended { m.extensions() } else { vec![] };
+    let (header, bytes) = m.message(negotiated, &extensions);
     let (read, structure, rest) = split(&bytes, negotiated).unwrap();
-    prop_assert_eq!(read, request.header);
-    prop_assert_eq!(structure, &op[..op_len(m.opcode, negotiated)]);
-    prop_assert_eq!(rest, &payload[..]);
-    prop_assert_eq!(
-        Request::parse(&read, structure, rest, negotiated).unwrap(),
-        request
-    );
-    if let Operation::Write(_) = parsed.operation {
-        prop_assert_eq!(&payload[..m.data.len()], &m.data[..]);
+    prop_assert_eq!(read, header);
+    prop_assert_eq!(structure, &m.structure(negotiated)[..]);
+    // In the split form the structure's area may be longer.
+    let longer = [structure, &[0xff; 40]].concat();
+    for structure in [structure, &longer] {
+        let parsed = Request::parse(&header, structure, rest, negotiated).unwrap();
+        prop_assert_eq!(parsed.operation, m.operation(negotiated));
+        let groups: Vec<u32> = parsed.supp_groups.iter().collect();
+        prop_assert_eq!(&groups[..], if extended { &m.groups[..] } else { &[] });
     }
     Ok(())
 }
 
 fn cut_off(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
-    let request = Request::new(header(), m.operation(negotiated));
-    let mut bytes = vec![];
-    request
-        .encode_contiguous(m.payload(), negotiated, &mut bytes)
-        .unwrap();
+    let (_, bytes) = m.message(negotiated, &[]);
     for cut in 0..bytes.len() {
         let mut bytes = bytes[..cut].to_vec();
         prop_assert!(split(&bytes, negotiated).is_err());
@@ -240,11 +259,11 @@ fn cut_off(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// A server parses each request to what the client encoded.
+    /// A server parses each request to what its bytes mean.
     #[test]
-    fn encoded_requests_parse_to_the_same(m in material(), negotiated in negotiated()) {
+    fn requests_parse_to_what_they_mean(m in material(), negotiated in negotiated()) {
         for &opcode in Opcode::ALL {
-            round_trip(&Material { opcode, ..m.clone() }, negotiated)?;
+            parses(&Material { opcode, ..m.clone() }, negotiated)?;
         }
     }
 
@@ -263,11 +282,7 @@ proptest! {
         negotiated in negotiated(),
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut request = Request::new(header(), m.operation(LATEST));
-        request.supp_groups = Records::from(&m.groups[..]);
-        request.secctx = &m.secctx;
-        let mut bytes = vec![];
-        request.encode_contiguous(m.payload(), LATEST, &mut bytes).unwrap();
+        let (_, mut bytes) = m.message(LATEST, &m.extensions());
         for (index, value) in damage {
             let index = index.index(bytes.len());
             bytes[index] = value;
@@ -277,7 +292,6 @@ proptest! {
         if let Ok((header, op, payload)) = split(&bytes, negotiated)
             && let Ok(request) = Request::parse(&header, op, payload, negotiated)
         {
-            request.security_contexts().for_each(drop);
             let _ = format!("{request:?}");
         }
     }
@@ -296,13 +310,10 @@ proptest! {
         header[4..8].copy_from_slice(&opcode.to_ne_bytes());
         header[36..38].copy_from_slice(&extlen.to_ne_bytes());
         let header = InHeader::read_from_bytes(&header).unwrap();
-        match Request::parse(&header, &op, &payload, negotiated) {
-            Ok(request) => request.security_contexts().for_each(drop),
-            Err(error) => {
-                prop_assert_eq!((error.opcode, error.unique), (header.opcode, header.unique));
-                let unknown = Opcode::try_from(opcode).is_err();
-                prop_assert_eq!(error.errno(), if unknown { Errno::NOSYS } else { Errno::INVAL });
-            }
+        if let Err(error) = Request::parse(&header, &op, &payload, negotiated) {
+            prop_assert_eq!((error.opcode, error.unique), (header.opcode, header.unique));
+            let unknown = Opcode::try_from(opcode).is_err();
+            prop_assert_eq!(error.errno(), if unknown { Errno::NOSYS } else { Errno::INVAL });
         }
     }
 }
@@ -391,7 +402,7 @@ fn an_old_kernels_init_has_zeros_for_the_rest() {
     assert_eq!(init.init_flags().bits(), 0x0fff_ffff);
 }
 
-/// A CREATE keeps its supplementary group and its security context.
+/// A CREATE keeps its supplementary group behind a security context, and extensions that are cut off are refused.
 #[test]
 fn a_kernels_create_with_extensions() {
     // CREATE "f" as Linux sends it with a security context and one supplementary group.
@@ -399,14 +410,10 @@ fn a_kernels_create_with_extensions() {
     let context = b"system_u:object_r:t:s0\0";
     let len = 8 + 8 + "security.selinux\0".len() + context.len();
     let size = len.next_multiple_of(8) as u32;
-    payload.extend_from_slice(SecctxHeader { size, nr_secctx: 1 }.as_bytes());
-    payload.extend_from_slice(
-        Secctx {
-            size: context.len() as u32,
-            padding: 0,
-        }
-        .as_bytes(),
-    );
+    // The size and the number of the contexts, and the size of the one.
+    for word in [size, 1, context.len() as u32, 0] {
+        payload.extend_from_slice(&word.to_ne_bytes());
+    }
     payload.extend_from_slice(b"security.selinux\0");
     payload.extend_from_slice(context);
     payload.resize(2 + size as usize, 0);
@@ -427,8 +434,6 @@ fn a_kernels_create_with_extensions() {
     let request = Request::parse(&header, arg.as_bytes(), &payload, LATEST).unwrap();
     assert_eq!(request.operation, Operation::Create(arg, c"f"));
     assert_eq!(request.supp_groups.iter().collect::<Vec<_>>(), [1234]);
-    let contexts: Vec<_> = request.security_contexts().collect();
-    assert_eq!(contexts, [(c"security.selinux", &context[..])]);
 
     // Before 7.38 that part of the header was padding.
     let old = Negotiated {
@@ -436,7 +441,7 @@ fn a_kernels_create_with_extensions() {
         ..LATEST
     };
     let request = Request::parse(&header, arg.as_bytes(), &payload, old).unwrap();
-    assert!(request.supp_groups.is_empty() && request.secctx.is_empty());
+    assert!(request.supp_groups.is_empty());
 
     for cut in 1..=16 {
         let payload = &payload[..payload.len() - cut];
@@ -501,46 +506,4 @@ fn errors_name_the_request() {
         error.to_string(),
         "request 77, WRITE: its structure has 40 bytes, 39 are there",
     );
-}
-
-/// A request that does not fit, or says another size than it has, is not encoded.
-#[test]
-fn what_does_not_fit_is_not_encoded() {
-    let mut out = vec![];
-    let write = Operation::Write(WriteIn {
-        size: 4,
-        ..Default::default()
-    });
-    assert_eq!(
-        Request::new(header(), write).encode_contiguous(b"abc", LATEST, &mut out),
-        Err(EncodeError::Size { said: 4, given: 3 }),
-    );
-    let read = Operation::Read(ReadIn::default());
-    assert_eq!(
-        Request::new(header(), read).encode_contiguous(b"abc", LATEST, &mut out),
-        Err(EncodeError::Size { said: 0, given: 3 }),
-    );
-    let mut request = Request::new(header(), Operation::Mkdir(MkdirIn::default(), c"d"));
-    request.secctx = &[1, 2, 3];
-    assert_eq!(
-        request.encode_contiguous(&[], LATEST, &mut out),
-        Err(EncodeError::SecurityContexts),
-    );
-    request.secctx = &[];
-    request.supp_groups = Records::from(&[1u32][..]);
-    let old = Negotiated {
-        minor: 37,
-        ..LATEST
-    };
-    assert_eq!(
-        request.encode_contiguous(&[], old, &mut out),
-        Err(EncodeError::Extensions(37)),
-    );
-    let groups = vec![0u32; 200_000];
-    request.supp_groups = Records::from(&groups[..]);
-    assert_eq!(
-        request.encode_contiguous(&[], LATEST, &mut out),
-        Err(EncodeError::TooLong("the extensions")),
-    );
-    assert!(out.is_empty());
 }

@@ -128,13 +128,9 @@ pub struct Init {
 impl Init {
     /// The kernel's offer.
     pub fn offered(&self) -> Offered {
-        let mut flags = InitFlags::from_words(self.arg.flags, self.arg.flags2);
-        if !flags.contains(InitFlags::INIT_EXT) {
-            flags = InitFlags::from_words(self.arg.flags, 0);
-        }
         Offered {
             minor: self.arg.minor.min(abi::KERNEL_MINOR_VERSION),
-            flags,
+            flags: self.arg.init_flags(),
         }
     }
 }
@@ -285,13 +281,14 @@ impl<F: FileSystem> Session<F> {
                 Err(error) => return Err(error.into()),
             };
             let message = &message[..len];
-            let parsed = request::split(message, Negotiated::default())
-                .and_then(|(header, op, rest)| {
-                    Request::parse(&header, op, rest, Negotiated::default())
-                })
-                .map_err(|error| invalid(error.to_string()))?;
+            let malformed = |error: request::ParseError| invalid(error.to_string());
+            let before = Negotiated::default();
+            let (header, op, rest) = request::split(message, before).map_err(malformed)?;
+            let parsed = Request::parse(&header, op, rest, before).map_err(malformed)?;
             let Operation::Init(arg) = parsed.operation else {
-                return Err(invalid(format!("the first request is no INIT: {parsed:?}")));
+                return Err(invalid(format!(
+                    "the first request is no INIT: {header:?} {parsed:?}"
+                )));
             };
             if arg.major > abi::KERNEL_VERSION {
                 // The kernel asks again with the version that it is told here.
@@ -299,11 +296,11 @@ impl<F: FileSystem> Session<F> {
                     major: abi::KERNEL_VERSION,
                     ..Default::default()
                 };
-                self.reply(parsed.header.unique, out.as_bytes())?;
+                self.reply(header.unique, out.as_bytes())?;
                 continue;
             }
             if arg.major < abi::KERNEL_VERSION || arg.minor < abi::MIN_MINOR_VERSION {
-                self.reply_error(parsed.header.unique, Errno::PROTO)?;
+                self.reply_error(header.unique, Errno::PROTO)?;
                 return Err(invalid(format!(
                     "the kernel speaks FUSE {}.{}, and 7.{} (Linux 5.4) is the oldest that will do",
                     arg.major,
@@ -311,10 +308,7 @@ impl<F: FileSystem> Session<F> {
                     abi::MIN_MINOR_VERSION
                 )));
             }
-            return Ok(Init {
-                header: parsed.header,
-                arg,
-            });
+            return Ok(Init { header, arg });
         }
     }
 

@@ -140,11 +140,9 @@ impl<'a> AccessSet<'a> {
             // Nothing that a cache holds, or, in answers, what is checked as it is read.
             Lookup(_) | Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_)
             | Opendir(_) | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy
-            | Ioctl(..) | Setupmapping(_) | Removemapping(..) | Syncfs(_) | Tmpfile(..)
-            | CuseInit(_) | Forget(_) | BatchForget(..) | Release(_) | Releasedir(_) | Flush(_)
-            | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_) | Poll(_) | NotifyReply(_) => {
-                Self::nothing()
-            }
+            | Ioctl(..) | Syncfs(_) | Tmpfile(..) | Forget(_) | BatchForget(..) | Release(_)
+            | Releasedir(_) | Flush(_) | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_)
+            | Poll(_) | NotifyReply(_) => Self::nothing(),
         }
     }
 }
