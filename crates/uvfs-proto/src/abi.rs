@@ -17,21 +17,12 @@ pub const KERNEL_VERSION: u32 = 7;
 pub const KERNEL_MINOR_VERSION: u32 = 45;
 /// Oldest minor version that this crate speaks (Linux 5.4).
 pub const MIN_MINOR_VERSION: u32 = 31;
-/// Node id of the root directory (`FUSE_ROOT_ID`).
-pub const ROOT_ID: u64 = 1;
 /// Smallest buffer, in bytes, that the kernel accepts for a read of `/dev/fuse`.
 pub const MIN_READ_BUFFER: usize = 8192;
 /// Bytes of [`InitIn`] that kernels before 7.36 send: they have no `flags2`.
 pub const COMPAT_INIT_IN_SIZE: usize = 16;
 /// Bytes of [`SetxattrIn`] without [`InitFlags::SETXATTR_EXT`].
 pub const COMPAT_SETXATTR_IN_SIZE: usize = 8;
-/// Bit of a request's `unique` that says that it was sent before (`FUSE_UNIQUE_RESEND`).
-pub const UNIQUE_RESEND: u64 = 1 << 63;
-/// User and group id of a request on an idmapped mount that creates nothing
-/// (`FUSE_INVALID_UIDGID`).
-pub const INVALID_UIDGID: u32 = u32::MAX;
-/// Most entries of `in_iovs` and `out_iovs` together in an [`IoctlOut`].
-pub const IOCTL_MAX_IOV: u32 = 256;
 /// Type in an [`ExtHeader`] of supplementary groups (`FUSE_EXT_GROUPS`).
 pub const EXT_GROUPS: u32 = 32;
 /// Bytes to which extensions and directory entries are aligned.
@@ -50,8 +41,6 @@ pub const DEV_IOC_CLONE: u32 = 0x8004_e500;
 pub const DEV_IOC_BACKING_OPEN: u32 = 0x4010_e501;
 /// ioctl of `/dev/fuse` that forgets a backing file (argument: `u32` id).
 pub const DEV_IOC_BACKING_CLOSE: u32 = 0x4004_e502;
-/// ioctl of `/dev/fuse` that makes mount(2) wait for the reply to INIT (no argument).
-pub const DEV_IOC_SYNC_INIT: u32 = 0x0000_e503;
 
 /// `FSYNC`: data only, not metadata (`FUSE_FSYNC_FDATASYNC`, of [`FsyncIn::fsync_flags`]).
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
@@ -88,7 +77,7 @@ macro_rules! opcodes {
 
             /// Whether a request of it is answered; if not, an error of it is not either.
             pub const fn has_answer(self) -> bool {
-                !matches!(self, Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply)
+                !matches!(self, Opcode::Forget | Opcode::BatchForget)
             }
         }
 
@@ -144,7 +133,6 @@ opcodes! {
     Destroy = 38, "DESTROY", "The file system is being unmounted.";
     Ioctl = 39, "IOCTL", "An ioctl on an open file.";
     Poll = 40, "POLL", "Test for readiness.";
-    NotifyReply = 41, "NOTIFY_REPLY", "The kernel's answer to a retrieve notification.";
     BatchForget = 42, "BATCH_FORGET", "Drop references to several inodes; has no reply.";
     Fallocate = 43, "FALLOCATE", "Allocate or punch a range.";
     Readdirplus = 44, "READDIRPLUS", "Read directory entries with their attributes.";
@@ -216,7 +204,7 @@ bitflags! {
         const EXPLICIT_INVAL_DATA = 1 << 25;
         /// [`InitOut::map_alignment`] is valid.
         const MAP_ALIGNMENT = 1 << 26;
-        /// Submounts are made from [`AttrFlags::SUBMOUNT`].
+        /// Submounts are made from a flag of the attributes.
         const SUBMOUNTS = 1 << 27;
         /// As `HANDLE_KILLPRIV`, but only where the caller lacks CAP_FSETID.
         const HANDLE_KILLPRIV_V2 = 1 << 28;
@@ -353,32 +341,6 @@ bitflags! {
         const SCHEDULE_NOTIFY = 1 << 0;
     }
 
-    /// Of [`IoctlIn::flags`] and [`IoctlOut::flags`].
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct IoctlFlags: u32 {
-        /// A 32-bit call on a 64-bit machine.
-        const COMPAT = 1 << 0;
-        /// Not restricted to well-formed ioctls; RETRY is allowed.
-        const UNRESTRICTED = 1 << 1;
-        /// Ask again with these buffers.
-        const RETRY = 1 << 2;
-        /// A 32-bit call.
-        const _32BIT = 1 << 3;
-        /// On a directory.
-        const DIR = 1 << 4;
-        /// An x32 call (64-bit time_t).
-        const COMPAT_X32 = 1 << 5;
-    }
-
-    /// Of [`Attr::flags`].
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct AttrFlags: u32 {
-        /// The object is the root of a submount.
-        const SUBMOUNT = 1 << 0;
-        /// Use DAX for the file.
-        const DAX = 1 << 1;
-    }
-
     /// Of [`SetxattrIn::setxattr_flags`].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SetxattrFlags: u32 {
@@ -440,7 +402,6 @@ wire! {
         gid: u32,
         rdev: u32,
         blksize: u32,
-        /// [`AttrFlags`].
         flags: u32,
     }
 
@@ -720,7 +681,6 @@ wire! {
     /// IOCTL; `in_size` bytes follow.
     IoctlIn, 32 {
         fh: u64,
-        /// [`IoctlFlags`].
         flags: u32,
         cmd: u32,
         arg: u64,
@@ -728,13 +688,9 @@ wire! {
         out_size: u32,
     }
 
-    /// A buffer of the caller, in an [`IoctlOut`] that asks to retry.
-    IoctlIovec, 16 { base: u64, len: u64, }
-
-    /// Reply to IOCTL; data, or `in_iovs + out_iovs` times [`IoctlIovec`], follow.
+    /// Reply to IOCTL; data follow.
     IoctlOut, 16 {
         result: i32,
-        /// [`IoctlFlags`].
         flags: u32,
         in_iovs: u32,
         out_iovs: u32,
@@ -860,25 +816,6 @@ wire! {
     /// Notification: put the `size` bytes that follow into the page cache.
     NotifyStoreOut, 24 { nodeid: u64, offset: u64, size: u32, padding: u32, }
 
-    /// Notification: send what the page cache holds, in a NOTIFY_REPLY with `notify_unique`.
-    NotifyRetrieveOut, 32 {
-        notify_unique: u64,
-        nodeid: u64,
-        offset: u64,
-        size: u32,
-        padding: u32,
-    }
-
-    /// NOTIFY_REPLY; `size` bytes follow. Laid out like [`WriteIn`].
-    NotifyRetrieveIn, 40 {
-        dummy1: u64,
-        offset: u64,
-        size: u32,
-        dummy2: u32,
-        dummy3: u64,
-        dummy4: u64,
-    }
-
     /// Notification: drop unused inodes; `count` node ids (`u64`) follow (7.45).
     NotifyPruneOut, 16 { count: u32, padding: u32, spare: u64, }
 }
@@ -927,12 +864,8 @@ pub enum NotifyCode {
     InvalEntry = 3,
     /// Put data into the page cache.
     Store = 4,
-    /// Send what the page cache holds.
-    Retrieve = 5,
     /// A name was removed.
     Delete = 6,
-    /// Send all pending requests again (7.40).
-    Resend = 7,
     /// Every cached name is stale (7.44).
     IncEpoch = 8,
     /// Drop unused inodes (7.45).

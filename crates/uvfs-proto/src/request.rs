@@ -178,8 +178,6 @@ pub enum Operation<'a> {
     /// The data has `in_size` bytes.
     Ioctl(IoctlIn, &'a [u8]),
     Poll(PollIn),
-    /// The data is the payload, which has at least `size` bytes.
-    NotifyReply(NotifyRetrieveIn),
     /// There are `count` records.
     BatchForget(BatchForgetIn, Records<'a, ForgetOne>),
     Fallocate(FallocateIn),
@@ -246,7 +244,6 @@ pub const fn op_len(opcode: Opcode, negotiated: Negotiated) -> usize {
         Opcode::Bmap => size_of::<BmapIn>(),
         Opcode::Ioctl => size_of::<IoctlIn>(),
         Opcode::Poll => size_of::<PollIn>(),
-        Opcode::NotifyReply => size_of::<NotifyRetrieveIn>(),
         Opcode::BatchForget => size_of::<BatchForgetIn>(),
         Opcode::Fallocate => size_of::<FallocateIn>(),
         Opcode::Rename2 => size_of::<Rename2In>(),
@@ -303,7 +300,7 @@ impl<'a> Operation<'a> {
             Lookup Forget Getattr Setattr Readlink Symlink Mknod Mkdir Unlink Rmdir Rename Link
             Open Read Write Statfs Release Fsync Setxattr Getxattr Listxattr Removexattr Flush Init
             Opendir Readdir Releasedir Fsyncdir Getlk Setlk Setlkw Access Create Interrupt Bmap
-            Destroy Ioctl Poll NotifyReply BatchForget Fallocate Readdirplus Rename2 Lseek
+            Destroy Ioctl Poll BatchForget Fallocate Readdirplus Rename2 Lseek
             CopyFileRange Syncfs Tmpfile Statx CopyFileRange64
         }
     }
@@ -377,11 +374,6 @@ impl<'a> Operation<'a> {
                 Operation::Ioctl(arg, payload.data(arg.in_size.into())?)
             }
             Opcode::Poll => Operation::Poll(arg(op)?),
-            Opcode::NotifyReply => {
-                let arg: NotifyRetrieveIn = arg(op)?;
-                payload.data(arg.size.into())?;
-                Operation::NotifyReply(arg)
-            }
             Opcode::BatchForget => {
                 let arg: BatchForgetIn = arg(op)?;
                 Operation::BatchForget(arg, payload.records(arg.count)?)

@@ -94,7 +94,6 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
         Tmpfile(arg, _) => call.tmpfile(&arg).await,
         Read(arg) => call.read(&arg).await,
         Write(arg) => call.write(&arg).await,
-        NotifyReply(arg) => Ok(call.retrieved(&arg)),
         Statfs => call.statfs().await,
         Release(arg) => call.release(&arg).await.map(done),
         Flush(arg) => call.flush(&arg).await.map(done),

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 use tracing::Level;
-use uvfs_proto::abi::{self, InitFlags, ReadFlags, WriteFlags};
+use uvfs_proto::abi::{self, InitFlags, ReadFlags, SetxattrFlags, WriteFlags};
 use uvfs_proto::reply;
 use uvfs_proto::request::Records;
 use zerocopy::IntoBytes;
@@ -26,9 +26,6 @@ pub const SOCKET_XATTR: &str = "user.uvfs.socket";
 /// The two ways of lseek(2) that the kernel can't answer by itself.
 pub(crate) const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
 pub(crate) const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
-
-/// FUSE_SETXATTR_ACL_KILL_SGID.
-const ACL_KILL_SGID: u32 = 1;
 
 /// A request on its way to its handler.
 pub(super) struct Call<'a, F: FileSystem> {
@@ -261,14 +258,6 @@ impl<F: FileSystem> Call<'_, F> {
         }))
     }
 
-    /// The kernel's answer to a notification that asked for its cached pages.
-    pub(super) fn retrieved(&self, arg: &abi::NotifyRetrieveIn) -> Reply {
-        let mut bytes = vec![0; (arg.size as usize).min(self.request.data.len())];
-        self.request.data.copy_out(0, &mut bytes);
-        self.session.retrieved(self.cx().unique, arg.offset, bytes);
-        Reply::None
-    }
-
     pub(super) async fn release(&self, arg: &abi::ReleaseIn) -> Result<()> {
         let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
         let flock = flags
@@ -292,7 +281,7 @@ impl<F: FileSystem> Call<'_, F> {
             .negotiated()
             .flags
             .contains(InitFlags::SETXATTR_EXT);
-        let kill_sgid = extended && arg.setxattr_flags & ACL_KILL_SGID != 0;
+        let kill_sgid = extended && arg.setxattr_flags & SetxattrFlags::ACL_KILL_SGID.bits() != 0;
         let flags = XattrFlags::from_bits_retain(arg.flags);
         self.fs()
             .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)

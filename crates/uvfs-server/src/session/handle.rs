@@ -9,13 +9,12 @@ use rustix::io::Errno;
 use super::{Session, UNMOUNTED};
 use crate::coherence::Coherence;
 use crate::fs::{FileSystem, HostChange, Node, SessionHandle, Sizes};
-use crate::notify::{Notifier, Retrievals};
+use crate::notify::Notifier;
 
 /// The handle of a session.
 struct Handle {
     device: Weak<OwnedFd>,
     coherence: Weak<Coherence>,
-    retrievals: Retrievals,
 }
 
 impl<F: FileSystem> Session<F> {
@@ -28,7 +27,6 @@ impl<F: FileSystem> Session<F> {
         Arc::new(Handle {
             device,
             coherence: Arc::downgrade(&self.coherence),
-            retrievals: self.retrievals.clone(),
         })
     }
 }
@@ -41,7 +39,7 @@ impl Handle {
 
 impl SessionHandle for Handle {
     fn notifier(&self) -> io::Result<Notifier> {
-        Ok(Notifier::new(self.device()?, self.retrievals.clone()))
+        Ok(Notifier::new(self.device()?))
     }
 
     fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {

@@ -87,7 +87,6 @@ fn is_counted(operation: &Operation<'_>) -> bool {
             | Setlkw(_)
             | Interrupt(_)
             | Poll(_)
-            | NotifyReply(_)
     )
 }
 
