@@ -29,9 +29,11 @@ const STREAM_PATIENCE: Duration = Duration::from_millis(1);
 /// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
 const FULL_BATCH: usize = 16;
 
-/// An [`Inode::write_and_wait`] of everything in steps, none of which blocks.
+/// An [`Inode::write_and_wait`] in steps, none of which blocks.
 #[derive(Debug)]
 pub(crate) struct Flush {
+    first: u64,
+    last: u64,
     /// The inode's errors when it began.
     errors: u64,
     /// The inode's [`Inode::unsent`] when it began.
@@ -40,7 +42,10 @@ pub(crate) struct Flush {
     before: u64,
     /// Some dirty pages could not be taken.
     busy: bool,
-    passes: u32,
+    /// They could not be taken since the last pass.
+    blocked: bool,
+    /// There was a second pass.
+    repeated: bool,
 }
 
 /// The pages that [`Inode::start_writeback`] found.
@@ -415,22 +420,26 @@ impl Inode {
             .any(|f| f.id < before && f.first <= last && f.last >= first)
     }
 
-    /// Starts writing everything that is dirty.
-    pub(crate) fn start_flush(self: &Arc<Self>) -> Flush {
+    /// Starts writing what is dirty in `first..=last`.
+    pub(crate) fn start_flush(self: &Arc<Self>, first: u64, last: u64) -> Flush {
         let mut flush = Flush {
+            first,
+            last,
             errors: self.errors.count(),
             unsent: self.unsent.load(Ordering::Acquire),
             before: 0,
             busy: false,
-            passes: 0,
+            blocked: false,
+            repeated: false,
         };
         self.flush_pass(&mut flush);
         flush
     }
 
     fn flush_pass(self: &Arc<Self>, flush: &mut Flush) {
+        let (first, last) = (flush.first, flush.last);
         let Started { mut batch, busy } =
-            self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, Behind::Stay);
+            self.start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay);
         if !batch.is_empty() {
             self.cache.io.submit(&mut batch);
         }
@@ -441,7 +450,8 @@ impl Inode {
     /// The result, once everything is written. Called again after each event. Errors as of [`Inode::write_and_wait`].
     pub(crate) fn step_flush(self: &Arc<Self>, flush: &mut Flush) -> Option<io::Result<()>> {
         loop {
-            if Self::in_flight(&self.read_state(), 0, u64::MAX, flush.before) {
+            let (first, last) = (flush.first, flush.last);
+            if Self::in_flight(&self.read_state(), first, last, flush.before) {
                 return None;
             }
             if let Some(code) = self.errors.after(flush.errors) {
@@ -453,18 +463,19 @@ impl Inode {
             if !flush.busy {
                 return Some(Ok(()));
             }
+            // A page that is being read, or a size that is being changed, is worth waiting for as often as it takes.
             let blocked = {
                 let st = self.read_state();
-                st.frozen || st.dirty_and_reading(0, u64::MAX)
+                st.frozen || st.dirty_and_reading(first, last)
             };
             if blocked {
+                flush.blocked = true;
                 return None;
             }
-            if flush.passes > 1 {
+            // Other pages that were busy at first were dirtied again during their writeback: a second pass takes them.
+            if !std::mem::take(&mut flush.blocked) && std::mem::replace(&mut flush.repeated, true) {
                 return Some(Ok(()));
             }
-            // The pages that are left were dirtied again during their writeback, or were being read.
-            flush.passes += 1;
             self.flush_pass(flush);
         }
     }
@@ -475,43 +486,8 @@ impl Inode {
     /// That of the last request that failed meanwhile, `ENOTCONN` when the server went. The pages stay
     /// dirty.
     pub(crate) fn write_and_wait(self: &Arc<Self>, first: u64, last: u64) -> io::Result<()> {
-        let errors = self.errors.count();
-        let unsent = self.unsent.load(Ordering::Acquire);
-        let mut pass = 0;
-        loop {
-            let Started { mut batch, busy } =
-                self.start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay);
-            if !batch.is_empty() {
-                self.cache.io.submit(&mut batch);
-            }
-            let before = self.read_state().next_request;
-            self.wait_in_flight(first, last, before);
-            let went = self.unsent.load(Ordering::Acquire) != unsent;
-            if went || self.errors.after(errors).is_some() {
-                break;
-            }
-            // A page that was busy at first was dirtied again during its writeback: the second pass
-            // takes it. A page that is being read, or a size that is being changed, is worth
-            // waiting for as often as it takes.
-            let blocked = || {
-                let st = self.read_state();
-                st.frozen || st.dirty_and_reading(first, last)
-            };
-            if busy && blocked() {
-                self.cache.wait(&self.event, || (!blocked()).then_some(()));
-                continue;
-            }
-            if !busy || pass > 0 {
-                break;
-            }
-            pass += 1;
-        }
-        let code = match self.errors.after(errors) {
-            Some(code) => code,
-            None if self.unsent.load(Ordering::Acquire) == unsent => return Ok(()),
-            None => Errno::NOTCONN,
-        };
-        Err(code)
+        let mut flush = self.start_flush(first, last);
+        self.cache.wait(&self.event, || self.step_flush(&mut flush))
     }
 }
 

@@ -39,7 +39,7 @@ impl File {
         let step = SyncStep {
             file: self.clone(),
             data_only,
-            flush: f.inode.start_flush(),
+            flush: f.inode.start_flush(0, u64::MAX),
             end: None,
         };
         Pending::new(self, "syncing", step)
