@@ -23,5 +23,5 @@ mod shrink;
 
 pub use arena::{Arena, ArenaStats, Block, MAX_SLAB_OBJECT, MIN_OBJECT, NoMemory, SLAB};
 pub use lru::{Lru, LruKey, RefCount, Verdict};
-pub use pressure::{Monitor, MonitorConfig, MonitorStats, Room, Source};
+pub use pressure::{Monitor, MonitorConfig, Room, Source};
 pub use shrink::{Shrinker, Shrinkers};

@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -82,21 +81,6 @@ pub enum Source {
     MemAvailable,
 }
 
-/// The counts of a monitor.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MonitorStats {
-    /// How often there was pressure.
-    pub events: u64,
-    /// Bytes that the shrinkers gave back.
-    pub freed: u64,
-}
-
-#[derive(Default)]
-struct Counters {
-    events: AtomicU64,
-    freed: AtomicU64,
-}
-
 /// A thread that watches for memory pressure and asks [`Shrinkers`] to give memory back. Ends
 /// when dropped.
 pub struct Monitor {
@@ -104,7 +88,6 @@ pub struct Monitor {
     thread: Option<JoinHandle<()>>,
     sources: Vec<Source>,
     descriptors: Vec<RawFd>,
-    counters: Arc<Counters>,
 }
 
 struct Watch {
@@ -211,7 +194,6 @@ impl Monitor {
         for usage in &mut usage {
             usage.keep_open(&mut descriptors);
         }
-        let counters = Arc::new(Counters::default());
         let watch = Watch {
             config,
             triggers,
@@ -220,17 +202,16 @@ impl Monitor {
             meminfo: has_meminfo.then_some(meminfo),
         };
         let thread = {
-            let (stop, counters) = (stop.clone(), counters.clone());
+            let stop = stop.clone();
             thread::Builder::new()
                 .name("uvfs-pressure".into())
-                .spawn(move || watch.run(&stop, &shrinkers, &counters))?
+                .spawn(move || watch.run(&stop, &shrinkers))?
         };
         Ok(Monitor {
             stop,
             thread: Some(thread),
             sources,
             descriptors,
-            counters,
         })
     }
 
@@ -242,14 +223,6 @@ impl Monitor {
     /// The descriptors that it has open for as long as it lives.
     pub fn descriptors(&self) -> &[RawFd] {
         &self.descriptors
-    }
-
-    /// The counts so far.
-    pub fn stats(&self) -> MonitorStats {
-        MonitorStats {
-            events: self.counters.events.load(Ordering::Relaxed),
-            freed: self.counters.freed.load(Ordering::Relaxed),
-        }
     }
 }
 
@@ -264,7 +237,7 @@ impl Drop for Monitor {
 }
 
 impl Watch {
-    fn run(mut self, stop: &OwnedFd, shrinkers: &Shrinkers, counters: &Counters) {
+    fn run(mut self, stop: &OwnedFd, shrinkers: &Shrinkers) {
         let polled = !self.usage.is_empty() || self.meminfo.is_some();
         let mut next_look = Instant::now();
         loop {
@@ -306,8 +279,6 @@ impl Watch {
             }
             if let Some(source) = source {
                 let freed = shrinkers.shrink(self.config.divisor);
-                counters.freed.fetch_add(freed as u64, Ordering::Relaxed);
-                counters.events.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!(?source, freed, "memory pressure");
             }
         }

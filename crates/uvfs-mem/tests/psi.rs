@@ -134,7 +134,7 @@ fn a_stall_in_a_control_group_is_answered() {
     let monitor = Monitor::start(config, shrinkers).unwrap();
     assert!(monitor.sources().contains(&Source::CgroupPsi));
     thread::sleep(Duration::from_millis(300));
-    assert_eq!((monitor.stats().events, pool.count()), (0, 1000));
+    assert_eq!(pool.count(), 1000);
     let mut child = group.start(&dir.path().join("file"));
     let end = Instant::now() + Duration::from_secs(60);
     while pool.count() == 1000 && Instant::now() < end && child.try_wait().unwrap().is_none() {
@@ -145,5 +145,4 @@ fn a_stall_in_a_control_group_is_answered() {
     child.wait().unwrap();
     let stalls = fs::read_to_string(group.dirs[0].join("memory.pressure")).unwrap();
     assert!(pool.count() < 1000, "{ended:?} {stalls}");
-    assert!(monitor.stats().events > 0);
 }

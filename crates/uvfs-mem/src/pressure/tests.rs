@@ -1,7 +1,7 @@
 use super::*;
 use crate::Shrinker;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Pool(AtomicUsize);
 
@@ -62,7 +62,6 @@ fn without_psi_available_memory_is_looked_at() {
     let low = b"MemTotal: 1000 kB\nMemAvailable:  50 kB\n";
     meminfo.unwrap().write_all_at(low, 0).unwrap();
     until("pool shrinks", || pool.count() < 1000);
-    until("counted", || monitor.stats().freed > 0);
 }
 
 /// The monitor shrinks caches when the control group is near its limit, page cache not counted.
