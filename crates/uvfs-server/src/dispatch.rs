@@ -10,7 +10,7 @@ use uvfs_proto::abi;
 use uvfs_proto::request::Operation;
 
 use crate::fs::*;
-use crate::reply::{self, Reply};
+use crate::reply::{self, Body, Reply};
 use crate::request::Request;
 use crate::session::Session;
 use call::Call;
@@ -18,7 +18,7 @@ pub use call::{CONTROL_XATTR, SOCKET_XATTR};
 pub(crate) use call::{SEEK_DATA, SEEK_HOLE};
 use listing::listing;
 pub(crate) use wire::entry_out;
-use wire::{attr_out, set_attr, sized};
+use wire::{attr_out, data_only, new_node, set_attr, sized, type_of, with_fh};
 
 /// A reply, or an error that is to be logged.
 type Outcome = Result<Reply>;
@@ -63,61 +63,104 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
     let done = |(): ()| Reply::Empty;
     let entry = |entry: Entry| Reply::Entry(entry_out(&entry));
     let attr = |attributes: Attributes| Reply::Attributes(attr_out(&attributes));
+    let bytes = |bytes: Bytes| Reply::Bytes(Body::from_vec(bytes));
+    let statfs = |st| Reply::of(&abi::StatfsOut { st });
     use Operation::*;
     match request.operation {
         Lookup(name) => fs.lookup(cx, node, name).await.map(entry),
-        Forget(arg) => Ok(call.forget(&arg)),
-        BatchForget(_, records) => Ok(call.batch_forget(records)),
-        Getattr(arg) => call.getattr(&arg).await.map(attr),
+        Forget(arg) => {
+            fs.forget(node, arg.nlookup);
+            Ok(Reply::None)
+        }
+        BatchForget(_, records) => {
+            for one in records.iter() {
+                fs.forget(Node(one.nodeid), one.nlookup);
+            }
+            Ok(Reply::None)
+        }
+        Getattr(arg) => {
+            let fh = with_fh(arg.getattr_flags, arg.fh);
+            fs.getattr(cx, node, fh).await.map(attr)
+        }
         Statx(arg) => call.statx(&arg).await,
         Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
-        Readlink => call.readlink().await,
+        Readlink => fs.readlink(cx, node).await.map(bytes),
         Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
-        Mknod(arg, name) => call.mknod(&arg, name).await.map(entry),
-        Mkdir(arg, name) => call.mkdir(&arg, name).await.map(entry),
+        Mknod(arg, name) => {
+            let new = new_node(type_of(arg.mode), arg.mode, arg.umask, arg.rdev);
+            fs.mknod(cx, node, name, &new).await.map(entry)
+        }
+        Mkdir(arg, name) => {
+            let new = new_node(FileType::Directory, arg.mode, arg.umask, 0);
+            fs.mkdir(cx, node, name, &new).await.map(entry)
+        }
         Unlink(name) => fs.unlink(cx, node, name).await.map(Reply::Removed),
         Rmdir(name) => fs.rmdir(cx, node, name).await.map(Reply::Removed),
         Rename { arg, name, newname } => {
-            let to = (Node(arg.newdir), newname);
-            call.rename(name, to, RenameFlags::empty())
-                .await
-                .map(Reply::Removed)
+            let (to, flags) = (Node(arg.newdir), RenameFlags::empty());
+            let renamed = fs.rename(cx, node, name, to, newname, flags).await;
+            renamed.map(Reply::Removed)
         }
         Rename2 { arg, name, newname } => {
-            let (to, flags) = ((Node(arg.newdir), newname), arg.flags);
-            let flags = RenameFlags::from_bits_retain(flags);
-            call.rename(name, to, flags).await.map(Reply::Removed)
+            let (to, flags) = (Node(arg.newdir), RenameFlags::from_bits_retain(arg.flags));
+            let renamed = fs.rename(cx, node, name, to, newname, flags).await;
+            renamed.map(Reply::Removed)
         }
-        Link(arg, name) => call.link(&arg, name).await.map(entry),
+        Link(arg, name) => fs
+            .link(cx, Node(arg.oldnodeid), node, name)
+            .await
+            .map(entry),
         Open(arg) => call.open(&arg).await,
         Create(arg, name) => call.create(&arg, name).await,
         Tmpfile(arg, _) => call.tmpfile(&arg).await,
         Read(arg) => call.read(&arg).await,
         Write(arg) => call.write(&arg).await,
-        Statfs => call.statfs().await,
+        Statfs => fs.statfs(cx, node).await.map(statfs),
         Release(arg) => call.release(&arg).await.map(done),
-        Flush(arg) => call.flush(&arg).await.map(done),
-        Fsync(arg) => call.fsync(&arg).await.map(done),
-        Fsyncdir(arg) => call.fsyncdir(&arg).await.map(done),
+        Flush(arg) => {
+            let owner = LockOwner(arg.lock_owner);
+            fs.flush(cx, node, Handle(arg.fh), owner).await.map(done)
+        }
+        Fsync(arg) => {
+            let fsync = fs.fsync(cx, node, Handle(arg.fh), data_only(&arg));
+            fsync.await.map(done)
+        }
+        Fsyncdir(arg) => {
+            let fsync = fs.fsyncdir(cx, node, Handle(arg.fh), data_only(&arg));
+            fsync.await.map(done)
+        }
         Opendir(arg) => call.opendir(&arg).await,
         Readdir(arg) => listing(session, request, &arg, false).await,
         Readdirplus(arg) => listing(session, request, &arg, true).await,
-        Releasedir(arg) => call.releasedir(&arg).await.map(done),
+        Releasedir(arg) => {
+            let (fh, opened) = (Handle(arg.fh), OFlags::from_bits_retain(arg.flags));
+            fs.releasedir(cx, node, fh, opened).await.map(done)
+        }
         Setxattr(arg, name, value) => call.setxattr(&arg, name, value).await.map(done),
         Getxattr(arg, name) => call.getxattr(&arg, name).await,
         Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
-        Removexattr(name) => call.removexattr(name).await.map(done),
-        Access(arg) => call.access(&arg).await.map(done),
+        Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
+        Access(arg) => {
+            let mask = crate::fs::Access::from_bits_retain(arg.mask);
+            fs.access(cx, node, mask).await.map(done)
+        }
         Getlk(arg) => call.getlk(&arg).await,
         Setlk(arg) => call.setlk(&arg, false).await.map(done),
         Setlkw(arg) => call.setlk(&arg, true).await.map(done),
-        Fallocate(arg) => call.fallocate(&arg).await.map(done),
+        Fallocate(arg) => {
+            let (fh, mode) = (Handle(arg.fh), FallocateFlags::from_bits_retain(arg.mode));
+            let allocate = fs.fallocate(cx, node, fh, arg.offset, arg.length, mode);
+            allocate.await.map(done)
+        }
         Lseek(arg) => call.lseek(&arg).await,
         CopyFileRange(arg) => call.copy(&arg).await,
         CopyFileRange64(arg) => call.copy_64(&arg).await,
         Ioctl(arg, input) => call.ioctl(&arg, input).await,
         Poll(arg) => call.poll(&arg).await,
-        Bmap(arg) => call.bmap(&arg).await,
+        Bmap(arg) => {
+            let block = fs.bmap(cx, node, arg.block, arg.blocksize).await?;
+            Ok(Reply::of(&abi::BmapOut { block }))
+        }
         Syncfs(_) => fs.syncfs(cx, node).await.map(done),
         Interrupt(arg) => {
             session.interrupts.interrupt(arg.unique)?;

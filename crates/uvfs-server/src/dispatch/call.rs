@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering;
 use tracing::Level;
 use uvfs_proto::abi::{self, InitFlags, ReadFlags, SetxattrFlags, WriteFlags};
 use uvfs_proto::reply;
-use uvfs_proto::request::Records;
 use zerocopy::IntoBytes;
 
 use super::Outcome;
-use super::wire::{created, data_only, lock, new_node, sized, type_of, with_fh};
+use super::wire::{created, lock, new_node, sized, with_fh};
 use crate::fs::*;
 use crate::reply::{Body, Reply};
 use crate::request::{DEPTH, Request};
@@ -62,107 +61,10 @@ impl<F: FileSystem> Call<'_, F> {
         }
     }
 
-    pub(super) fn forget(&self, arg: &abi::ForgetIn) -> Reply {
-        self.fs().forget(self.node(), arg.nlookup);
-        Reply::None
-    }
-
-    pub(super) fn batch_forget(&self, records: Records<'_, abi::ForgetOne>) -> Reply {
-        for one in records.iter() {
-            self.fs().forget(Node(one.nodeid), one.nlookup);
-        }
-        Reply::None
-    }
-
-    pub(super) async fn getattr(&self, arg: &abi::GetattrIn) -> Result<Attributes> {
-        let fh = with_fh(arg.getattr_flags, arg.fh);
-        self.fs().getattr(self.cx(), self.node(), fh).await
-    }
-
-    pub(super) async fn readlink(&self) -> Outcome {
-        let target = self.fs().readlink(self.cx(), self.node()).await?;
-        Ok(Reply::Bytes(Body::from_vec(target)))
-    }
-
-    pub(super) async fn mknod(&self, arg: &abi::MknodIn, name: &CStr) -> Result<Entry> {
-        let new = new_node(type_of(arg.mode), arg.mode, arg.umask, arg.rdev);
-        self.fs().mknod(self.cx(), self.node(), name, &new).await
-    }
-
-    pub(super) async fn mkdir(&self, arg: &abi::MkdirIn, name: &CStr) -> Result<Entry> {
-        let new = new_node(FileType::Directory, arg.mode, arg.umask, 0);
-        self.fs().mkdir(self.cx(), self.node(), name, &new).await
-    }
-
-    pub(super) async fn rename(
-        &self,
-        name: &CStr,
-        (to, new_name): (Node, &CStr),
-        flags: RenameFlags,
-    ) -> Result<Unlinked> {
-        self.fs()
-            .rename(self.cx(), self.node(), name, to, new_name, flags)
-            .await
-    }
-
-    pub(super) async fn link(&self, arg: &abi::LinkIn, name: &CStr) -> Result<Entry> {
-        self.fs()
-            .link(self.cx(), Node(arg.oldnodeid), self.node(), name)
-            .await
-    }
-
-    pub(super) async fn statfs(&self) -> Outcome {
-        let st = self.fs().statfs(self.cx(), self.node()).await?;
-        Ok(Reply::of(&abi::StatfsOut { st }))
-    }
-
-    pub(super) async fn flush(&self, arg: &abi::FlushIn) -> Result<()> {
-        let (fh, owner) = (Handle(arg.fh), LockOwner(arg.lock_owner));
-        self.fs().flush(self.cx(), self.node(), fh, owner).await
-    }
-
-    pub(super) async fn fsync(&self, arg: &abi::FsyncIn) -> Result<()> {
-        let (fh, data_only) = (Handle(arg.fh), data_only(arg));
-        self.fs().fsync(self.cx(), self.node(), fh, data_only).await
-    }
-
-    pub(super) async fn fsyncdir(&self, arg: &abi::FsyncIn) -> Result<()> {
-        let (fh, data_only) = (Handle(arg.fh), data_only(arg));
-        self.fs()
-            .fsyncdir(self.cx(), self.node(), fh, data_only)
-            .await
-    }
-
     pub(super) async fn opendir(&self, arg: &abi::OpenIn) -> Outcome {
         let how = self.how(arg.flags, arg.open_flags);
         let opened = self.fs().opendir(self.cx(), self.node(), &how).await?;
         Ok(Reply::Opened(opened.into()))
-    }
-
-    pub(super) async fn releasedir(&self, arg: &abi::ReleaseIn) -> Result<()> {
-        let (fh, opened) = (Handle(arg.fh), OFlags::from_bits_retain(arg.flags));
-        self.fs()
-            .releasedir(self.cx(), self.node(), fh, opened)
-            .await
-    }
-
-    pub(super) async fn access(&self, arg: &abi::AccessIn) -> Result<()> {
-        let mask = Access::from_bits_retain(arg.mask);
-        self.fs().access(self.cx(), self.node(), mask).await
-    }
-
-    pub(super) async fn fallocate(&self, arg: &abi::FallocateIn) -> Result<()> {
-        let (fh, mode) = (Handle(arg.fh), FallocateFlags::from_bits_retain(arg.mode));
-        let (offset, len) = (arg.offset, arg.length);
-        self.fs()
-            .fallocate(self.cx(), self.node(), fh, offset, len, mode)
-            .await
-    }
-
-    pub(super) async fn bmap(&self, arg: &abi::BmapIn) -> Outcome {
-        let (block, size) = (arg.block, arg.blocksize);
-        let block = self.fs().bmap(self.cx(), self.node(), block, size).await?;
-        Ok(Reply::of(&abi::BmapOut { block }))
     }
 
     pub(super) async fn statx(&self, arg: &abi::StatxIn) -> Outcome {
@@ -286,11 +188,6 @@ impl<F: FileSystem> Call<'_, F> {
         self.fs()
             .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)
             .await?;
-        Ok(())
-    }
-
-    pub(super) async fn removexattr(&self, name: &CStr) -> Result<()> {
-        self.fs().removexattr(self.cx(), self.node(), name).await?;
         Ok(())
     }
 
