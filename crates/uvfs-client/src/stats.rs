@@ -76,8 +76,6 @@ counters! {
     writeback_pages,
     /// Lock acquisitions to start and to end writeback.
     writeback_locks,
-    /// Writeback requests that failed.
-    writeback_errors,
     /// Times a writer had to wait for the dirty limit.
     throttles,
     /// Clean pages taken back to make room.

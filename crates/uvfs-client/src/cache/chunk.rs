@@ -212,6 +212,16 @@ impl Chunks {
             .or_else(|| self.high.range(n..).next().map(|(&k, _)| k))
     }
 
+    /// The first chunk at or after `n` that has pages in `first..=last`, and which of its pages that may be: from one
+    /// to another.
+    pub(super) fn within(&self, n: u64, first: u64, last: u64) -> Option<(u64, usize, usize)> {
+        let ci = self.next(n.max(first / CHUNK_PAGES as u64))?;
+        let base = ci * CHUNK_PAGES as u64;
+        let lo = first.saturating_sub(base) as usize;
+        let hi = last.checked_sub(base)?.min(CHUNK_PAGES as u64 - 1) as usize;
+        Some((ci, lo, hi))
+    }
+
     /// Forgets a chunk that has no pages any more.
     pub(super) fn remove_if_empty(&mut self, n: u64) {
         if self.get(n).is_some_and(|c| !c.present.any()) {

@@ -104,14 +104,10 @@ impl Inode {
             return started;
         };
         let mut pages = 0;
-        let mut next = st.chunks.next(first / CHUNK_PAGES as u64);
-        'chunks: while let Some(ci) = next {
+        let mut next = 0;
+        'chunks: while let Some((ci, lo, hi)) = st.chunks.within(next, first, last) {
+            next = ci + 1;
             let base = ci * CHUNK_PAGES as u64;
-            if base > last {
-                break;
-            }
-            let lo = first.saturating_sub(base) as usize;
-            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
             let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
             let ready = chunk
                 .dirty
@@ -158,7 +154,6 @@ impl Inode {
                 st.cursor = base + to as u64 + 1;
                 at = to + 1;
             }
-            next = st.chunks.next(ci + 1);
         }
         if st.dirty == 0 {
             st.dirtied_at = None;
@@ -285,7 +280,6 @@ impl Inode {
                     // The server went away, which is no error of the file: the dirty pages wait for the next server.
                     self.unsent.fetch_add(1, Ordering::AcqRel);
                 } else {
-                    self.cache.counters.writeback_errors(1);
                     self.errors.set(code);
                 }
                 st.failing = Some(code);
@@ -498,14 +492,9 @@ impl State {
     }
 
     fn dirty_and_reading(&self, first: u64, last: u64) -> bool {
-        let mut next = self.chunks.next(first / CHUNK_PAGES as u64);
-        while let Some(ci) = next {
-            let base = ci * CHUNK_PAGES as u64;
-            if base > last {
-                break;
-            }
-            let lo = first.saturating_sub(base) as usize;
-            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
+        let mut next = 0;
+        while let Some((ci, lo, hi)) = self.chunks.within(next, first, last) {
+            next = ci + 1;
             if self
                 .chunks
                 .get(ci)
@@ -513,7 +502,6 @@ impl State {
             {
                 return true;
             }
-            next = self.chunks.next(ci + 1);
         }
         false
     }

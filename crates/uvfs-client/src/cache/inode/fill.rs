@@ -1,7 +1,6 @@
 //! Reads pages that the cache lacks, and drops those that were wanted once.
 
 use super::super::Handle;
-use super::super::chunk::CHUNK_PAGES;
 use crate::connection::pages::{Op, Request};
 use crate::types::Lease;
 use rustix::io::{self, Errno};
@@ -200,24 +199,18 @@ impl Inode {
     pub(crate) fn drop_behind(&self, first: u64, last: u64) {
         let mut freed = Vec::new();
         let mut st = self.state();
-        let mut next = st.chunks.next(place(first).0);
-        while let Some(ci) = next {
-            let base = ci * CHUNK_PAGES as u64;
-            if base > last {
-                break;
-            }
+        let mut next = 0;
+        while let Some((ci, lo, hi)) = st.chunks.within(next, first, last) {
+            next = ci + 1;
             let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
             let go = chunk
                 .clean()
                 .and(&chunk.dropbehind)
                 .without(&chunk.referenced());
-            let lo = first.saturating_sub(base) as usize;
-            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
             for i in go.iter().filter(|i| (lo..=hi).contains(i)) {
                 freed.push(chunk.remove(i));
             }
             st.chunks.remove_if_empty(ci);
-            next = st.chunks.next(ci + 1);
         }
         drop(st);
         self.cache.free(&mut freed);

@@ -95,15 +95,10 @@ impl Inode {
         last: u64,
         freed: &mut Vec<u32>,
     ) {
-        let mut next = st.chunks.next(place(first).0);
-        while let Some(ci) = next {
-            let base = ci * CHUNK_PAGES as u64;
-            if base > last {
-                break;
-            }
-            let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
-            let lo = first.saturating_sub(base) as usize;
-            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
+        let mut next = 0;
+        while let Some((ci, lo, hi)) = st.chunks.within(next, first, last) {
+            next = ci + 1;
+            let chunk = st.chunks.get_mut(ci).expect("within answers what is there");
             for i in chunk.present.iter().filter(|i| (lo..=hi).contains(i)) {
                 if chunk.reading.get(i) {
                     chunk.stale.set(i);
@@ -112,7 +107,6 @@ impl Inode {
                 }
             }
             st.chunks.remove_if_empty(ci);
-            next = st.chunks.next(ci + 1);
         }
     }
 
