@@ -362,14 +362,7 @@ impl Creds {
 
     /// The user `nobody`, for writes without a request.
     pub(crate) fn nobody(&self, reserves: bool) -> Option<Spender> {
-        let kernel = Context {
-            unique: 0,
-            uid: 0,
-            gid: 0,
-            pid: 0,
-            group: None,
-        };
-        self.spender(&kernel, reserves, true)
+        self.spender(&Context::default(), reserves, true)
     }
 
     /// The umask does not matter, the owner does.

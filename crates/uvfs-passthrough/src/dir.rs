@@ -225,11 +225,7 @@ impl Source {
         let dots = name == b"." || name == b"..";
         // Nothing above the source shows.
         let above = name == b".." && dir.inode.node == uvfs_server::fs::ROOT;
-        let ino = if above {
-            dir.inode.key.ino()
-        } else {
-            entry.ino
-        };
+        let ino = if above { dir.inode.key.ino } else { entry.ino };
         let shown = DirEntry {
             ino,
             next: entry.next,

@@ -59,7 +59,12 @@ impl Source {
     pub(crate) fn identity_of(&self, node: Node) -> Result<Vec<u8>> {
         let inode = self.inode(node)?;
         let key = &inode.key;
-        Ok(identity(key.device(), key.ino(), inode.born, key.handle()))
+        Ok(identity(
+            key.device,
+            key.ino,
+            inode.born,
+            key.handle.as_ref(),
+        ))
     }
 
     /// Where a node's file is below the source now.

@@ -215,7 +215,7 @@ impl Inode {
 
     /// The attributes of a file of a watched file system, by `open` if that is a descriptor of it.
     fn attributes_now(&self, open: Option<Arc<File>>) -> Option<sys::Result<Statx>> {
-        match (open, &self.mount.fd, self.key.handle()) {
+        match (open, &self.mount.fd, &self.key.handle) {
             (Some(open), ..) => Some(sys::stat(open.as_fd())),
             (None, Some(mount), Some(handle)) => Some(
                 sys::open_handle(mount.as_fd(), handle, OFlags::PATH)

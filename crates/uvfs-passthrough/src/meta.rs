@@ -211,7 +211,7 @@ impl Source {
     /// The attributes of a file that is gone from the host.
     fn removed(&self, inode: &Inode) -> Attributes {
         let attr = abi::Attr {
-            ino: inode.key.ino(),
+            ino: inode.key.ino,
             mode: inode.kind,
             ..Default::default()
         };

@@ -131,15 +131,8 @@ impl Source {
         })
     }
 
-    pub(crate) fn remove(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        self.remove_name(cx, parent, name, AtFlags::empty())
-    }
-
-    pub(crate) fn remove_dir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        self.remove_name(cx, parent, name, AtFlags::REMOVEDIR)
-    }
-
-    fn remove_name(
+    /// Removes a file, or with AT_REMOVEDIR a directory.
+    pub(crate) fn remove_name(
         &self,
         cx: &Context,
         parent: Node,

@@ -79,7 +79,7 @@ impl Source {
         file: OwnedFd,
         flags: OFlags,
     ) -> OwnedFd {
-        match self.rules.own_times() && inode.key.handle().is_some() {
+        match self.rules.own_times() && inode.key.handle.is_some() {
             true => self.open_inode(inode, flags).unwrap_or(file),
             false => file,
         }

@@ -2,6 +2,7 @@
 
 use crate::apart::apart;
 use crate::{creds, io, lock};
+use rustix::fs::AtFlags;
 use std::ffi::CStr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -163,9 +164,9 @@ impl FileSystem for Passthrough {
             once [parent], Some(name), [cx, name, new], |source|
                 source.with_room(|| source.make_dir(cx, parent, name, new));
         unlink(parent: Node, name: &CStr) -> Unlinked =
-            once [parent], Some(name), [cx, name], |source| source.remove(cx, parent, name);
+            once [parent], Some(name), [cx, name], |source| source.remove_name(cx, parent, name, AtFlags::empty());
         rmdir(parent: Node, name: &CStr) -> Unlinked =
-            once [parent], Some(name), [cx, name], |source| source.remove_dir(cx, parent, name);
+            once [parent], Some(name), [cx, name], |source| source.remove_name(cx, parent, name, AtFlags::REMOVEDIR);
         rename(
             parent: Node, name: &CStr, new_parent: Node, new_name: &CStr, flags: RenameFlags
         ) -> Unlinked =

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags, XattrFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -149,7 +149,8 @@ pub(crate) fn open_handle(
     })
 }
 
-/// The path in /proc that stands for a descriptor of this thread.
+/// The path in /proc that stands for a descriptor of this thread. Extended attributes go by it: the calls with a
+/// descriptor refuse O_PATH ones (setxattrat(2) with an empty path too).
 pub(crate) struct ProcPath([u8; 40]);
 
 impl ProcPath {
@@ -224,34 +225,6 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
         }
     }
     rustix::fs::chmod(ProcPath::new(fd).as_c_str(), Mode::from_raw_mode(mode))
-}
-
-// The calls with a descriptor refuse O_PATH ones (setxattrat(2) with an empty path too), so
-// extended attributes go by the path in /proc.
-
-/// getxattr(2) of what `fd`, maybe an O_PATH descriptor, stands for.
-pub(crate) fn getxattr(fd: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> Result<usize> {
-    rustix::fs::getxattr(ProcPath::new(fd).as_c_str(), name, value)
-}
-
-/// listxattr(2) of what `fd` stands for.
-pub(crate) fn listxattr(fd: BorrowedFd<'_>, list: &mut [u8]) -> Result<usize> {
-    rustix::fs::listxattr(ProcPath::new(fd).as_c_str(), list)
-}
-
-/// setxattr(2) of what `fd` stands for.
-pub(crate) fn setxattr(
-    fd: BorrowedFd<'_>,
-    name: &CStr,
-    value: &[u8],
-    flags: XattrFlags,
-) -> Result<()> {
-    rustix::fs::setxattr(ProcPath::new(fd).as_c_str(), name, value, flags)
-}
-
-/// removexattr(2) of what `fd` stands for.
-pub(crate) fn removexattr(fd: BorrowedFd<'_>, name: &CStr) -> Result<()> {
-    rustix::fs::removexattr(ProcPath::new(fd).as_c_str(), name)
 }
 
 /// getdents64(2).

@@ -8,7 +8,7 @@ use uvfs_server::fs::{Bytes, Context, Node, XattrFlags};
 
 use crate::Source;
 use crate::creds::Caller;
-use crate::sys::{self, Result};
+use crate::sys::{self, ProcPath, Result};
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX of the kernel.
 const MAX: usize = 64 << 10;
@@ -47,13 +47,15 @@ impl Source {
             return sized(|value| rustix::fs::fgetxattr(file.as_fd(), name, value));
         }
         let fd = self.path_fd(&inode)?;
-        sized(|value| sys::getxattr(fd.as_fd(), name, value))
+        let path = ProcPath::new(fd.as_fd());
+        sized(|value| rustix::fs::getxattr(path.as_c_str(), name, value))
     }
 
     pub(crate) fn list_xattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
-        let list = sized(|list| sys::listxattr(fd.as_fd(), list))?;
+        let path = ProcPath::new(fd.as_fd());
+        let list = sized(|list| rustix::fs::listxattr(path.as_c_str(), list))?;
         if cx.uid == 0 {
             return Ok(list);
         }
@@ -78,7 +80,8 @@ impl Source {
         }
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
-        let set = |_: &Caller| sys::setxattr(fd.as_fd(), name, value, flags);
+        let path = ProcPath::new(fd.as_fd());
+        let set = |_: &Caller| rustix::fs::setxattr(path.as_c_str(), name, value, flags);
         self.creds.as_caller(cx, None, set)?;
         if kill_sgid {
             let mode = u32::from(sys::stat(fd.as_fd())?.stx_mode);
@@ -96,7 +99,8 @@ impl Source {
         }
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
-        let remove = |_: &Caller| sys::removexattr(fd.as_fd(), name);
+        let path = ProcPath::new(fd.as_fd());
+        let remove = |_: &Caller| rustix::fs::removexattr(path.as_c_str(), name);
         self.creds.as_caller(cx, None, remove)
     }
 }

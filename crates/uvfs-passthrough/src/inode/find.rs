@@ -19,7 +19,7 @@ use super::{Inode, born};
 
 /// Whether handles of what is in a directory say which inode they are of.
 pub(super) fn tells_number(directory: &Inode) -> bool {
-    let handle = directory.key.handle();
+    let handle = directory.key.handle.as_ref();
     handle.is_some_and(|handle| handle.ino(directory.mount.fs_type).is_some())
 }
 
@@ -159,7 +159,10 @@ impl Source {
                     // The name may have changed hands between the two calls. Then the number is
                     // another, but for a file that is gone (its handle leads nowhere) and whose
                     // number the next one got.
-                    let number = key.handle().and_then(|it| it.ino(parent.mount.fs_type));
+                    let number = key
+                        .handle
+                        .as_ref()
+                        .and_then(|it| it.ino(parent.mount.fs_type));
                     if number == Some(st.stx_ino) && st.stx_mnt_id == mount {
                         let inode = self.insert(key, parent.mount.clone(), &st, None)?;
                         if self.mounts.watching.batches() == batches {

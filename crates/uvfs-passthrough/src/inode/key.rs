@@ -12,10 +12,10 @@ pub(crate) struct Key {
     pub(super) hash: u64,
     pub(super) mount: u64,
     /// st_dev and st_ino.
-    pub(super) device: (u32, u32),
-    pub(super) ino: u64,
+    pub(crate) device: (u32, u32),
+    pub(crate) ino: u64,
     /// Tells apart uses of the same inode number. `None` where a held descriptor keeps it in use.
-    pub(super) handle: Option<FileHandle>,
+    pub(crate) handle: Option<FileHandle>,
 }
 
 impl Key {
@@ -40,18 +40,6 @@ impl Key {
             ino,
             handle,
         }
-    }
-
-    pub(crate) fn ino(&self) -> u64 {
-        self.ino
-    }
-
-    pub(crate) fn device(&self) -> (u32, u32) {
-        self.device
-    }
-
-    pub(crate) fn handle(&self) -> Option<&FileHandle> {
-        self.handle.as_ref()
     }
 }
 
