@@ -7,7 +7,6 @@
 //! above know of it, so that a device that is no local file needs its own
 //! [`Engine`](crate::engine::Engine) and nothing else.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,20 +53,24 @@ pub struct Geometry {
 }
 
 /// Why a device could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The system call that failed.
+    #[error("{path}: {what}: {error}")]
     Io {
         /// The device or image.
         path: PathBuf,
         /// The call that failed.
         what: &'static str,
         /// The kernel's error.
+        #[source]
         error: io::Error,
     },
     /// Neither a block device nor a regular file.
+    #[error("{0}: neither a block device nor an image file")]
     Kind(PathBuf),
     /// Mounted for writing (or mounted at all, when it was to be opened for writing).
+    #[error("{path}: mounted at {at}: unmount it (or remount it read-only to read it) first")]
     Mounted {
         /// The device or image.
         path: PathBuf,
@@ -75,8 +78,15 @@ pub enum OpenError {
         at: PathBuf,
     },
     /// Claimed by something that is no mount: another program, a volume group, a RAID, swap.
+    #[error("{0}: in use by another program, a volume group, a RAID or as swap")]
     Busy(PathBuf),
     /// An image file that another process reads or writes, and that this one may not write or read meanwhile.
+    #[error(
+        "{path}: {} by another process, such as a uvfs mount, mkfs, check or repair of it, or QEMU: \
+         end that process {}",
+        if *write { "in use" } else { "being written" },
+        if *write { "before it is written" } else { "before it is read" },
+    )]
     Locked {
         /// The image.
         path: PathBuf,
@@ -84,6 +94,7 @@ pub enum OpenError {
         write: bool,
     },
     /// The file system that holds the image has no direct I/O.
+    #[error("{0}: its file system has no direct I/O: open it buffered")]
     NoDirect(PathBuf),
 }
 
@@ -97,58 +108,6 @@ impl OpenError {
                 libc::EBUSY
             }
             OpenError::NoDirect(_) => libc::EINVAL,
-        }
-    }
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::Io { path, what, error } => {
-                write!(f, "{}: {what}: {error}", path.display())
-            }
-            OpenError::Kind(path) => write!(
-                f,
-                "{}: neither a block device nor an image file",
-                path.display()
-            ),
-            OpenError::Mounted { path, at } => write!(
-                f,
-                "{}: mounted at {}: unmount it (or remount it read-only to read it) first",
-                path.display(),
-                at.display()
-            ),
-            OpenError::Busy(path) => write!(
-                f,
-                "{}: in use by another program, a volume group, a RAID or as swap",
-                path.display()
-            ),
-            OpenError::Locked { path, write } => {
-                let (now, then) = match write {
-                    true => ("in use", "before it is written"),
-                    false => ("being written", "before it is read"),
-                };
-                write!(
-                    f,
-                    "{}: {now} by another process, such as a uvfs mount, mkfs, check or repair of it, or QEMU: \
-                     end that process {then}",
-                    path.display()
-                )
-            }
-            OpenError::NoDirect(path) => write!(
-                f,
-                "{}: its file system has no direct I/O: open it buffered",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            OpenError::Io { error, .. } => Some(error),
-            _ => None,
         }
     }
 }
