@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use slab::Slab;
 
 use super::{Engine, EngineStats, Fault, Faults, Io, Op};
 use crate::device::Geometry;
+use uvfs_sys::lock;
 
 /// A transfer that the kernel refuses with `EAGAIN` although nothing else is in flight is tried
 /// this often, once per millisecond.
@@ -164,7 +165,7 @@ impl<B: Backend> Core<B> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Starts pending transfers as far as the depth and the kernel allow.
@@ -316,7 +317,7 @@ impl<B: Backend> Engine for Core<B> {
 
     fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
         let mut events = if wait {
-            self.events.lock().unwrap_or_else(PoisonError::into_inner)
+            lock(&self.events)
         } else {
             match self.events.try_lock() {
                 Ok(events) => events,

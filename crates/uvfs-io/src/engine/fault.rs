@@ -1,12 +1,13 @@
 //! Faults and latency on demand, for tests: what a real device does on its worst day.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::Op;
+use uvfs_sys::lock;
 
 /// A fault that a transfer meets instead of (or before) its I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,29 +47,22 @@ impl Faults {
 
     /// Adds a rule; older ones come first.
     pub fn add(&self, rule: Rule) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(rule);
+        lock(&self.0).push(rule);
     }
 
     /// The rules, each with how often it still holds.
     pub fn rules(&self) -> Vec<Rule> {
-        let rules = self.0.lock();
-        rules.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     /// Forgets all rules.
     pub fn clear(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        lock(&self.0).clear();
     }
 
     /// The fault of a transfer that is about to start.
     pub(super) fn next(&self, op: Op, offset: u64, len: usize) -> Option<Fault> {
-        let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = lock(&self.0);
         let rule = rules.iter_mut().find(|rule| {
             rule.times > 0
                 && rule.op == op

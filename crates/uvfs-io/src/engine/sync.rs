@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::{Engine, EngineConfig, EngineStats, Fault, Faults, Io, Op};
 use crate::device::{Device, Geometry};
+use uvfs_sys::lock;
 
 #[derive(Default)]
 struct SyncState {
@@ -82,7 +83,7 @@ impl Drop for Sync {
 
 impl SyncShared {
     fn state(&self) -> MutexGuard<'_, SyncState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn work(&self) {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use super::Op;
 use super::core::{Backend, Transfer};
 use crate::device::Device;
 use crate::runtime::{Refused, probe};
+use uvfs_sys::lock;
 
 pub(super) struct Uring {
     ring: IoUring,
@@ -122,10 +123,7 @@ impl Uring {
                     (op, many) => {
                         let kept: Box<[libc::iovec]> = many.into();
                         let (start, count) = (kept.as_ptr(), kept.len() as u32);
-                        self.vectors
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .insert(transfer.key, Vectors { _kept: kept });
+                        lock(&self.vectors).insert(transfer.key, Vectors { _kept: kept });
                         if op == Op::Read {
                             opcode::Readv::new($file, start, count)
                                 .offset(offset)
@@ -213,7 +211,7 @@ impl Backend for Uring {
                 // SAFETY: `collect` is not called by two threads at once, so this is the only
                 // completion queue handle.
                 let queue = unsafe { self.ring.completion_shared() };
-                let mut vectors = self.vectors.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut vectors = lock(&self.vectors);
                 for event in queue {
                     vectors.remove(&event.user_data());
                     let result = usize::try_from(event.result())

@@ -38,9 +38,7 @@ impl Shared {
     }
 
     pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
-        self.inbox
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        uvfs_sys::lock(&self.inbox)
     }
 
     pub(super) fn send(&self, message: Message) {
