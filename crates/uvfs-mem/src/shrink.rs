@@ -58,11 +58,11 @@ impl Shrinkers {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    struct Pool(AtomicUsize);
+    pub(crate) struct Pool(pub(crate) AtomicUsize);
 
     impl Shrinker for Pool {
         fn name(&self) -> &str {

@@ -1,22 +1,7 @@
 use super::*;
 use crate::Shrinker;
+use crate::shrink::tests::Pool;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Pool(AtomicUsize);
-
-impl Shrinker for Pool {
-    fn name(&self) -> &str {
-        "pool"
-    }
-    fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-    fn scan(&self, bytes: usize) -> usize {
-        self.0.fetch_sub(bytes, Ordering::Relaxed);
-        bytes
-    }
-}
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
