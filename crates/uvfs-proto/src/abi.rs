@@ -56,7 +56,7 @@ pub const EXPIRE_ONLY: u32 = 1 << 0;
 pub struct UnknownOpcode(pub u32);
 
 macro_rules! opcodes {
-    ($($variant:ident = $value:literal, $name:literal, $doc:literal;)*) => {
+    ($($variant:ident$(($structure:ty))? = $value:literal, $name:literal, $doc:literal;)*) => {
         /// The kinds of requests (`enum fuse_opcode`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
@@ -72,6 +72,13 @@ macro_rules! opcodes {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Opcode::$variant => $name,)*
+                }
+            }
+
+            /// Bytes of its structure.
+            pub(crate) const fn structure_len(self) -> usize {
+                match self {
+                    $(Opcode::$variant => 0 $(+ size_of::<$structure>())?,)*
                 }
             }
 
@@ -96,53 +103,53 @@ macro_rules! opcodes {
 
 opcodes! {
     Lookup = 1, "LOOKUP", "Find a name in a directory.";
-    Forget = 2, "FORGET", "Drop references to an inode; has no reply.";
-    Getattr = 3, "GETATTR", "Read attributes.";
-    Setattr = 4, "SETATTR", "Change attributes.";
+    Forget(ForgetIn) = 2, "FORGET", "Drop references to an inode; has no reply.";
+    Getattr(GetattrIn) = 3, "GETATTR", "Read attributes.";
+    Setattr(SetattrIn) = 4, "SETATTR", "Change attributes.";
     Readlink = 5, "READLINK", "Read a symbolic link's target.";
     Symlink = 6, "SYMLINK", "Make a symbolic link.";
-    Mknod = 8, "MKNOD", "Make a file, device or socket.";
-    Mkdir = 9, "MKDIR", "Make a directory.";
+    Mknod(MknodIn) = 8, "MKNOD", "Make a file, device or socket.";
+    Mkdir(MkdirIn) = 9, "MKDIR", "Make a directory.";
     Unlink = 10, "UNLINK", "Remove a name.";
     Rmdir = 11, "RMDIR", "Remove a directory.";
-    Rename = 12, "RENAME", "Rename without flags.";
-    Link = 13, "LINK", "Make a hard link.";
-    Open = 14, "OPEN", "Open a file.";
-    Read = 15, "READ", "Read from an open file.";
-    Write = 16, "WRITE", "Write to an open file.";
+    Rename(RenameIn) = 12, "RENAME", "Rename without flags.";
+    Link(LinkIn) = 13, "LINK", "Make a hard link.";
+    Open(OpenIn) = 14, "OPEN", "Open a file.";
+    Read(ReadIn) = 15, "READ", "Read from an open file.";
+    Write(WriteIn) = 16, "WRITE", "Write to an open file.";
     Statfs = 17, "STATFS", "Statistics of the file system.";
-    Release = 18, "RELEASE", "The last reference to an open file is gone.";
-    Fsync = 20, "FSYNC", "Make a file durable.";
-    Setxattr = 21, "SETXATTR", "Set an extended attribute.";
-    Getxattr = 22, "GETXATTR", "Read an extended attribute.";
-    Listxattr = 23, "LISTXATTR", "List extended attributes' names.";
+    Release(ReleaseIn) = 18, "RELEASE", "The last reference to an open file is gone.";
+    Fsync(FsyncIn) = 20, "FSYNC", "Make a file durable.";
+    Setxattr(SetxattrIn) = 21, "SETXATTR", "Set an extended attribute.";
+    Getxattr(GetxattrIn) = 22, "GETXATTR", "Read an extended attribute.";
+    Listxattr(GetxattrIn) = 23, "LISTXATTR", "List extended attributes' names.";
     Removexattr = 24, "REMOVEXATTR", "Remove an extended attribute.";
-    Flush = 25, "FLUSH", "A descriptor of an open file was closed.";
-    Init = 26, "INIT", "Negotiate version and features; the first request.";
-    Opendir = 27, "OPENDIR", "Open a directory.";
-    Readdir = 28, "READDIR", "Read directory entries.";
-    Releasedir = 29, "RELEASEDIR", "The last reference to an open directory is gone.";
-    Fsyncdir = 30, "FSYNCDIR", "Make a directory durable.";
-    Getlk = 31, "GETLK", "Test for a lock.";
-    Setlk = 32, "SETLK", "Take or drop a lock, without waiting.";
-    Setlkw = 33, "SETLKW", "Take or drop a lock, waiting for it.";
-    Access = 34, "ACCESS", "Check permission.";
-    Create = 35, "CREATE", "Make a file and open it.";
-    Interrupt = 36, "INTERRUPT", "The caller of a pending request was interrupted.";
-    Bmap = 37, "BMAP", "Map a file's block to the device's.";
+    Flush(FlushIn) = 25, "FLUSH", "A descriptor of an open file was closed.";
+    Init(InitIn) = 26, "INIT", "Negotiate version and features; the first request.";
+    Opendir(OpenIn) = 27, "OPENDIR", "Open a directory.";
+    Readdir(ReadIn) = 28, "READDIR", "Read directory entries.";
+    Releasedir(ReleaseIn) = 29, "RELEASEDIR", "The last reference to an open directory is gone.";
+    Fsyncdir(FsyncIn) = 30, "FSYNCDIR", "Make a directory durable.";
+    Getlk(LkIn) = 31, "GETLK", "Test for a lock.";
+    Setlk(LkIn) = 32, "SETLK", "Take or drop a lock, without waiting.";
+    Setlkw(LkIn) = 33, "SETLKW", "Take or drop a lock, waiting for it.";
+    Access(AccessIn) = 34, "ACCESS", "Check permission.";
+    Create(CreateIn) = 35, "CREATE", "Make a file and open it.";
+    Interrupt(InterruptIn) = 36, "INTERRUPT", "The caller of a pending request was interrupted.";
+    Bmap(BmapIn) = 37, "BMAP", "Map a file's block to the device's.";
     Destroy = 38, "DESTROY", "The file system is being unmounted.";
-    Ioctl = 39, "IOCTL", "An ioctl on an open file.";
-    Poll = 40, "POLL", "Test for readiness.";
-    BatchForget = 42, "BATCH_FORGET", "Drop references to several inodes; has no reply.";
-    Fallocate = 43, "FALLOCATE", "Allocate or punch a range.";
-    Readdirplus = 44, "READDIRPLUS", "Read directory entries with their attributes.";
-    Rename2 = 45, "RENAME2", "Rename with flags.";
-    Lseek = 46, "LSEEK", "Find data or a hole.";
-    CopyFileRange = 47, "COPY_FILE_RANGE", "Copy between files; replies with [`WriteOut`].";
-    Syncfs = 50, "SYNCFS", "Make the file system durable (7.34).";
-    Tmpfile = 51, "TMPFILE", "Make and open a file without a name (7.37).";
-    Statx = 52, "STATX", "Read extended attributes of an inode (7.39).";
-    CopyFileRange64 = 53, "COPY_FILE_RANGE_64",
+    Ioctl(IoctlIn) = 39, "IOCTL", "An ioctl on an open file.";
+    Poll(PollIn) = 40, "POLL", "Test for readiness.";
+    BatchForget(BatchForgetIn) = 42, "BATCH_FORGET", "Drop references to several inodes; has no reply.";
+    Fallocate(FallocateIn) = 43, "FALLOCATE", "Allocate or punch a range.";
+    Readdirplus(ReadIn) = 44, "READDIRPLUS", "Read directory entries with their attributes.";
+    Rename2(Rename2In) = 45, "RENAME2", "Rename with flags.";
+    Lseek(LseekIn) = 46, "LSEEK", "Find data or a hole.";
+    CopyFileRange(CopyFileRangeIn) = 47, "COPY_FILE_RANGE", "Copy between files; replies with [`WriteOut`].";
+    Syncfs(SyncfsIn) = 50, "SYNCFS", "Make the file system durable (7.34).";
+    Tmpfile(CreateIn) = 51, "TMPFILE", "Make and open a file without a name (7.37).";
+    Statx(StatxIn) = 52, "STATX", "Read extended attributes of an inode (7.39).";
+    CopyFileRange64(CopyFileRangeIn) = 53, "COPY_FILE_RANGE_64",
         "Copy between files; replies with [`CopyFileRangeOut`] (7.45).";
 }
 

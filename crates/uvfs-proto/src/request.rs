@@ -210,47 +210,10 @@ pub struct Request<'a> {
 /// That of INIT may be as short as [`COMPAT_INIT_IN_SIZE`] from kernels before 7.36.
 pub const fn op_len(opcode: Opcode, negotiated: Negotiated) -> usize {
     match opcode {
-        Opcode::Lookup
-        | Opcode::Readlink
-        | Opcode::Symlink
-        | Opcode::Unlink
-        | Opcode::Rmdir
-        | Opcode::Statfs
-        | Opcode::Removexattr
-        | Opcode::Destroy => 0,
-        Opcode::Setxattr if negotiated.flags.contains(InitFlags::SETXATTR_EXT) => {
-            size_of::<SetxattrIn>()
+        Opcode::Setxattr if !negotiated.flags.contains(InitFlags::SETXATTR_EXT) => {
+            COMPAT_SETXATTR_IN_SIZE
         }
-        Opcode::Setxattr => COMPAT_SETXATTR_IN_SIZE,
-        Opcode::Forget => size_of::<ForgetIn>(),
-        Opcode::Getattr => size_of::<GetattrIn>(),
-        Opcode::Setattr => size_of::<SetattrIn>(),
-        Opcode::Mknod => size_of::<MknodIn>(),
-        Opcode::Mkdir => size_of::<MkdirIn>(),
-        Opcode::Rename => size_of::<RenameIn>(),
-        Opcode::Link => size_of::<LinkIn>(),
-        Opcode::Open | Opcode::Opendir => size_of::<OpenIn>(),
-        Opcode::Read | Opcode::Readdir | Opcode::Readdirplus => size_of::<ReadIn>(),
-        Opcode::Write => size_of::<WriteIn>(),
-        Opcode::Release | Opcode::Releasedir => size_of::<ReleaseIn>(),
-        Opcode::Fsync | Opcode::Fsyncdir => size_of::<FsyncIn>(),
-        Opcode::Getxattr | Opcode::Listxattr => size_of::<GetxattrIn>(),
-        Opcode::Flush => size_of::<FlushIn>(),
-        Opcode::Init => size_of::<InitIn>(),
-        Opcode::Getlk | Opcode::Setlk | Opcode::Setlkw => size_of::<LkIn>(),
-        Opcode::Access => size_of::<AccessIn>(),
-        Opcode::Create | Opcode::Tmpfile => size_of::<CreateIn>(),
-        Opcode::Interrupt => size_of::<InterruptIn>(),
-        Opcode::Bmap => size_of::<BmapIn>(),
-        Opcode::Ioctl => size_of::<IoctlIn>(),
-        Opcode::Poll => size_of::<PollIn>(),
-        Opcode::BatchForget => size_of::<BatchForgetIn>(),
-        Opcode::Fallocate => size_of::<FallocateIn>(),
-        Opcode::Rename2 => size_of::<Rename2In>(),
-        Opcode::Lseek => size_of::<LseekIn>(),
-        Opcode::CopyFileRange | Opcode::CopyFileRange64 => size_of::<CopyFileRangeIn>(),
-        Opcode::Syncfs => size_of::<SyncfsIn>(),
-        Opcode::Statx => size_of::<StatxIn>(),
+        _ => opcode.structure_len(),
     }
 }
 
