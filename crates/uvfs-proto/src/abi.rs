@@ -388,6 +388,7 @@ macro_rules! wire {
         )*
     };
 }
+pub(crate) use wire;
 
 wire! {
     /// Attributes of an inode.

@@ -3,7 +3,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::Attr;
+use crate::abi::{Attr, wire};
 use crate::import::{IMPORT, ImportIn};
 use crate::request::{Problem, arg};
 
@@ -30,64 +30,50 @@ pub const LEASE_READ: u32 = 1;
 /// Writes may be cached too; one client may hold it, and no other cache then has anything.
 pub const LEASE_WRITE: u32 = 2;
 
-/// A request for a lease.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct LeaseIn {
-    /// [`LEASE_READ`] or [`LEASE_WRITE`].
-    pub mode: u32,
-    /// Zero.
-    pub padding: u32,
-}
+wire! {
+    /// A request for a lease.
+    LeaseIn, 8 {
+        /// [`LEASE_READ`] or [`LEASE_WRITE`].
+        mode: u32,
+        /// Zero.
+        padding: u32,
+    }
 
-/// The answer to a request for a lease.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct LeaseOut {
-    /// The mode that was granted; [`LEASE_NONE`] when it was refused.
-    pub granted: u32,
-    /// When refused: milliseconds after which it is worth asking again.
-    pub retry_ms: u32,
-    /// The lease's number; later ones are larger. Recalls and returns name it. When refused: 1 if
-    /// there is no waiting for it, as the kernel of the mount reads and writes the file without asking
-    /// for as long as a program has it open.
-    pub seq: u64,
-    /// The attributes at the time of the grant.
-    pub attr: Attr,
-}
+    /// The answer to a request for a lease.
+    LeaseOut, 104 {
+        /// The mode that was granted; [`LEASE_NONE`] when it was refused.
+        granted: u32,
+        /// When refused: milliseconds after which it is worth asking again.
+        retry_ms: u32,
+        /// The lease's number; later ones are larger. Recalls and returns name it. When refused: 1 if
+        /// there is no waiting for it, as the kernel of the mount reads and writes the file without asking
+        /// for as long as a program has it open.
+        seq: u64,
+        /// The attributes at the time of the grant.
+        attr: Attr,
+    }
 
-/// Gives a lease back.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct LeaseReturnIn {
-    /// The lease's number.
-    pub seq: u64,
-    /// The lease that the client keeps: [`LEASE_NONE`], or [`LEASE_READ`] of a write lease.
-    pub keep: u32,
-    /// Zero.
-    pub padding: u32,
-}
+    /// Gives a lease back.
+    LeaseReturnIn, 16 {
+        /// The lease's number.
+        seq: u64,
+        /// The lease that the client keeps: [`LEASE_NONE`], or [`LEASE_READ`] of a write lease.
+        keep: u32,
+        /// Zero.
+        padding: u32,
+    }
 
-/// Recalls a lease: write what is dirty, then return it.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct NotifyRecallOut {
-    /// The node.
-    pub node: u64,
-    /// The lease's number.
-    pub seq: u64,
-    /// The most that may be kept.
-    pub keep: u32,
-    /// Zero.
-    pub padding: u32,
+    /// Recalls a lease: write what is dirty, then return it.
+    NotifyRecallOut, 24 {
+        /// The node.
+        node: u64,
+        /// The lease's number.
+        seq: u64,
+        /// The most that may be kept.
+        keep: u32,
+        /// Zero.
+        padding: u32,
+    }
 }
 
 /// A client's request beyond FUSE, as [`crate::request::Operation`] has those of FUSE.

@@ -5,7 +5,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::Attr;
+use crate::abi::{Attr, wire};
 
 /// The opcode, in a session over shared memory: [`ImportIn`] asks, [`ImportOut`] answers.
 pub const IMPORT: u32 = 8194;
@@ -35,28 +35,26 @@ pub struct TokenOut {
     pub padding: u32,
 }
 
-/// The argument of IMPORT.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct ImportIn {
-    /// The token that the ioctl gave.
-    pub token: [u8; 32],
-}
+wire! {
+    /// The argument of IMPORT.
+    ImportIn, 32 {
+        /// The token that the ioctl gave.
+        token: [u8; 32],
+    }
 
-/// The answer to IMPORT: a lookup of the node and an open file, both to be taken back.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct ImportOut {
-    /// The node.
-    pub nodeid: u64,
-    /// The client's own handle.
-    pub fh: u64,
-    /// open(2)'s flags that the file was opened with.
-    pub flags: u32,
-    /// Zero.
-    pub padding: u32,
-    /// The node's attributes.
-    pub attr: Attr,
+    /// The answer to IMPORT: a lookup of the node and an open file, both to be taken back.
+    ImportOut, 112 {
+        /// The node.
+        nodeid: u64,
+        /// The client's own handle.
+        fh: u64,
+        /// open(2)'s flags that the file was opened with.
+        flags: u32,
+        /// Zero.
+        padding: u32,
+        /// The node's attributes.
+        attr: Attr,
+    }
 }
 
 #[cfg(test)]
@@ -70,6 +68,5 @@ mod tests {
         assert_eq!(TOKEN_IOCTL >> 30, 2);
         assert_eq!((TOKEN_IOCTL >> 16 & 0x3fff) as usize, size_of::<TokenOut>());
         assert_eq!(size_of::<TokenOut>(), 152);
-        assert_eq!(size_of::<ImportOut>(), 24 + 88);
     }
 }
