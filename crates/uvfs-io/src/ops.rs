@@ -81,7 +81,7 @@ pub fn cached_bytes(fd: impl AsFd) -> Result<u64, Errno> {
     let everything = [0u64, 0];
     let mut counts = [0u64; 5];
     // SAFETY: both structures live over the call and are as long as the kernel takes them to be.
-    let result = unsafe {
+    uvfs_sys::checked(unsafe {
         libc::syscall(
             SYS_CACHESTAT,
             fd.as_fd().as_raw_fd(),
@@ -89,11 +89,7 @@ pub fn cached_bytes(fd: impl AsFd) -> Result<u64, Errno> {
             counts.as_mut_ptr(),
             0u32,
         )
-    };
-    if result < 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    }
+    })?;
     Ok(counts[0] * rustix::param::page_size() as u64)
 }
 
@@ -186,15 +182,11 @@ fn now(
     let (fd, base, len) = (fd.as_raw_fd(), vecs.0.as_ptr(), vecs.0.len() as i32);
     let (offset, flags) = (offset as i64, flags.bits() as i32);
     // SAFETY: the iovecs describe memory that `payload` keeps mapped over the call.
-    let done = unsafe {
+    uvfs_sys::checked(unsafe {
         match direction {
             Direction::Read => libc::preadv2(fd, base, len, offset, flags),
             Direction::Write => libc::pwritev2(fd, base, len, offset, flags),
         }
-    };
-    usize::try_from(done).map_err(|_| {
-        let error = std::io::Error::last_os_error();
-        Errno::from_io_error(&error).unwrap_or(Errno::IO)
     })
 }
 

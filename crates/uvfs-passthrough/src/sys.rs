@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uvfs_sys::checked;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
@@ -74,19 +75,8 @@ struct RawHandle {
     bytes: [u8; MAX_HANDLE],
 }
 
-fn check(result: libc::c_long) -> Result<libc::c_long> {
-    if result < 0 {
-        // SAFETY: errno's location is valid for as long as the thread runs.
-        Err(Errno::from_raw_os_error(unsafe {
-            *libc::__errno_location()
-        }))
-    } else {
-        Ok(result)
-    }
-}
-
 fn owned(result: libc::c_long) -> Result<OwnedFd> {
-    let fd = check(result)?;
+    let fd = checked(result)?;
     // SAFETY: the call that gave it succeeded, so it is a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
@@ -106,7 +96,7 @@ pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle,
     };
     // SAFETY: `raw` has the layout of struct file_handle with `len` bytes of room, `mount` is an
     // int, `name` ends with a 0; all outlive the call.
-    check(unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
             dir.as_raw_fd(),
@@ -193,7 +183,7 @@ pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
 /// Whether this thread may use what `fd` stands for in this way (faccessat2(2)).
 pub(crate) fn access(fd: BorrowedFd<'_>, access: rustix::fs::Access) -> Result<()> {
     // SAFETY: the path is a static string; the other arguments are integers.
-    check(unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_faccessat2,
             fd.as_raw_fd(),
@@ -210,7 +200,7 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
     static MISSING: AtomicBool = AtomicBool::new(false);
     if !MISSING.load(Ordering::Relaxed) {
         // SAFETY: the path is a static string; the other arguments are integers.
-        let result = check(unsafe {
+        let result = checked(unsafe {
             libc::syscall(
                 uvfs_sys::SYS_FCHMODAT2,
                 fd.as_raw_fd(),
@@ -230,7 +220,7 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
 /// getdents64(2).
 pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
     // SAFETY: the kernel writes at most `buf.len()` bytes to `buf`.
-    check(unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_getdents64,
             fd.as_raw_fd(),
@@ -238,7 +228,6 @@ pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
             buf.len(),
         )
     })
-    .map(|n| n as usize)
 }
 
 /// Sets this thread's file-system user id and gives the former; `u32::MAX` only asks.
@@ -256,7 +245,7 @@ pub(crate) fn setfsgid(gid: u32) -> u32 {
 /// Gives this thread its own umask (and working directory).
 pub(crate) fn unshare_fs() -> Result<()> {
     // SAFETY: with CLONE_FS alone, only the umask, root and working directory stop being shared.
-    check(unsafe { libc::unshare(libc::CLONE_FS) } as libc::c_long).map(drop)
+    checked(unsafe { libc::unshare(libc::CLONE_FS) } as libc::c_long).map(drop)
 }
 
 /// fcntl(2) with F_OFD_SETLK or F_OFD_GETLK.
@@ -269,7 +258,7 @@ pub(crate) fn mount_setattr(fd: BorrowedFd<'_>, set: u64, clear: u64) -> Result<
     // struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
     let attr: [u64; 4] = [set, clear, 0, 0];
     // SAFETY: the name is a C string and the structure has the size given; both live over the call.
-    check(unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             fd.as_raw_fd(),
@@ -297,7 +286,7 @@ pub(crate) fn fanotify_init(flags: libc::c_uint) -> Result<OwnedFd> {
 pub(crate) fn fanotify_mark(group: BorrowedFd<'_>, fd: BorrowedFd<'_>, mask: u64) -> Result<()> {
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
     // SAFETY: a null path stands for the descriptor's own file; the rest are integers.
-    check(unsafe {
+    checked(unsafe {
         libc::fanotify_mark(
             group.as_raw_fd(),
             flags,
@@ -317,7 +306,7 @@ pub(crate) fn ioctl(
 ) -> Result<i32> {
     // SAFETY: each command of the type reads or writes at most its `size` at the argument, which is at most
     // `IOCTL_ROOM` (asserted for each by a test).
-    check(
+    checked(
         unsafe { libc::ioctl(fd.as_raw_fd(), cmd as u32 as _, data.as_mut_ptr()) } as libc::c_long,
     )
     .map(|n| n as i32)

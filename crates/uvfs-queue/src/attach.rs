@@ -51,9 +51,7 @@ pub fn socket() -> io::Result<UnixStream> {
     // from a program that closes everything.
     // SAFETY: numbers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    uvfs_sys::checked(fd)?;
     // SAFETY: it was just made, and no other code knows it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok(aside(socket).into())
@@ -100,9 +98,7 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
             &raw mut len,
         )
     };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    uvfs_sys::checked(result)?;
     Ok(Peer {
         pid: peer.pid as u32,
         uid: peer.uid,

@@ -55,10 +55,8 @@ fn set_policy(thread: Option<Pid>, policy: Policy) -> io::Result<()> {
     let param = libc::sched_param { sched_priority: 0 };
     let thread = thread.map_or(0, |pid| pid.as_raw_nonzero().get());
     // SAFETY: `param` is a valid struct for the whole call, which only reads it.
-    match unsafe { libc::sched_setscheduler(thread, policy as i32, &param) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    uvfs_sys::checked(unsafe { libc::sched_setscheduler(thread, policy as i32, &param) })?;
+    Ok(())
 }
 
 /// Whether a thread can become SCHED_IDLE and come back (an unprivileged one may not come back).

@@ -39,9 +39,7 @@ impl SharedMemory {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: a C string and a number.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        uvfs_sys::checked(fd)?;
         // SAFETY: it was just made, and no other code knows it.
         let fd = crate::attach::aside(unsafe { OwnedFd::from_raw_fd(fd) });
         rustix::fs::ftruncate(&fd, len as u64)?;

@@ -404,9 +404,7 @@ pub(crate) fn clone_device(device: i32) -> io::Result<OwnedFd> {
     let mut source = device as u32;
     // SAFETY: the ioctl reads one u32 at the address, which is valid for the call.
     let result = unsafe { libc::ioctl(clone.as_raw_fd(), abi::DEV_IOC_CLONE as _, &mut source) };
-    if result < 0 {
-        return Err(context(io::Error::last_os_error(), "FUSE_DEV_IOC_CLONE"));
-    }
+    uvfs_sys::checked(result).map_err(|errno| context(errno, "FUSE_DEV_IOC_CLONE"))?;
     Ok(clone)
 }
 
@@ -424,11 +422,7 @@ pub fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<
     };
     // SAFETY: the ioctl reads one BackingMap at the address, which is valid for the call.
     let id = unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, &map) };
-    if id < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(id)
-    }
+    Ok(uvfs_sys::checked(id)? as i32)
 }
 
 /// FUSE_DEV_IOC_BACKING_CLOSE: ends the registration of a backing file.
@@ -438,17 +432,16 @@ pub fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<
 pub fn backing_close(device: BorrowedFd<'_>, id: i32) -> io::Result<()> {
     let id = id as u32;
     // SAFETY: the ioctl reads one u32 at the address, which is valid for the call.
-    match unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &id) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let closed = unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &id) };
+    uvfs_sys::checked(closed)?;
+    Ok(())
 }
 
 /// read(2) into I/O memory.
 pub(crate) fn read_raw(device: BorrowedFd<'_>, buffer: &IoBuf) -> Result<usize, Errno> {
     // SAFETY: the buffer owns `len` mapped bytes, to which no Rust reference exists.
     let done = unsafe { libc::read(device.as_raw_fd(), buffer.as_ptr().cast(), buffer.len()) };
-    usize::try_from(done).map_err(|_| last_errno())
+    uvfs_sys::checked(done)
 }
 
 /// writev(2) of `head` and the first `len` bytes of I/O memory.
@@ -481,11 +474,7 @@ pub(crate) fn write_without_end(device: BorrowedFd<'_>, head: &[u8]) -> Result<u
     // SAFETY: the kernel only reads from the parts. The first is borrowed for the call; that nothing is mapped at
     // the address of the second is for the kernel to find out.
     let done = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
-    usize::try_from(done).map_err(|_| last_errno())
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+    uvfs_sys::checked(done)
 }
 
 /// Sets an entry's `addr` and `len` (struct io_uring_sqe) to a list of buffers, which the wrapper

@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
+
 /// fchmodat2(2), since Linux 6.6; the number is the same on every architecture.
 pub const SYS_FCHMODAT2: libc::c_long = 452;
 
@@ -29,6 +31,15 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Whether a user is this process's own, or root.
 pub fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// The result of a call of the C library's that gives a number below zero, and sets errno, when it fails.
+///
+/// # Errors
+/// That errno.
+pub fn checked(result: impl TryInto<usize>) -> Result<usize, Errno> {
+    let failed = |_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO);
+    result.try_into().map_err(failed)
 }
 
 /// fcntl(2) with `F_OFD_SETLK` or `F_OFD_GETLK`: a lock that belongs to the open file description of `fd`.

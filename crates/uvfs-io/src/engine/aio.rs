@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use uvfs_sys::aio::{FDSYNC, IoEvent, Iocb, PREADV, PWRITEV};
+use uvfs_sys::checked;
 
 use super::Op;
 use super::core::{Backend, Transfer};
@@ -19,15 +20,6 @@ const BATCH: usize = 64;
 pub(super) struct Aio {
     context: libc::c_ulong,
     device: Arc<Device>,
-}
-
-/// The result of a raw system call.
-fn checked(result: libc::c_long) -> Result<usize, Errno> {
-    if result < 0 {
-        let error = io::Error::last_os_error().raw_os_error();
-        return Err(Errno::from_raw_os_error(error.unwrap_or(libc::EIO)));
-    }
-    Ok(result as usize)
 }
 
 impl Aio {

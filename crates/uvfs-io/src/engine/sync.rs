@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::{Engine, EngineConfig, EngineStats, Fault, Faults, Io, Op};
 use crate::device::{Device, Geometry};
-use uvfs_sys::lock;
+use uvfs_sys::{checked, lock};
 
 #[derive(Default)]
 struct SyncState {
@@ -182,18 +182,13 @@ impl SyncShared {
         let count = iovs.len() as libc::c_int;
         // SAFETY: the vectors describe blocks that the I/O owns until this call has returned,
         // and their number is at most IOV_MAX.
-        let n = unsafe {
+        checked(unsafe {
             match op {
                 Op::Read => libc::preadv64(fd, iovs.as_ptr(), count, offset as i64),
                 Op::Write => libc::pwritev64(fd, iovs.as_ptr(), count, offset as i64),
                 Op::Flush => libc::fdatasync(fd) as isize,
             }
-        };
-        if n < 0 {
-            let error = io::Error::last_os_error().raw_os_error();
-            return Err(Errno::from_raw_os_error(error.unwrap_or(libc::EIO)));
-        }
-        Ok(n as usize)
+        })
     }
 }
 

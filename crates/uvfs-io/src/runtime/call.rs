@@ -130,13 +130,7 @@ impl Call {
             }
             Call::Poll { .. } | Call::Timeout(_) => unreachable!("the driver waits for these"),
         };
-        match result {
-            // A transfer moves less than 2 GiB (MAX_RW_COUNT).
-            0.. => result as i32,
-            _ => {
-                let errno = std::io::Error::last_os_error().raw_os_error();
-                -errno.unwrap_or(libc::EIO)
-            }
-        }
+        // A transfer moves less than 2 GiB (MAX_RW_COUNT).
+        uvfs_sys::checked(result).map_or_else(|errno| -errno.raw_os_error(), |done| done as i32)
     }
 }
