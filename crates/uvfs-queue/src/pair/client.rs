@@ -63,11 +63,6 @@ impl ClientQueue {
         })
     }
 
-    /// The number of entries.
-    pub fn depth(&self) -> u32 {
-        self.layout.depth
-    }
-
     /// Says what the server may show of this client.
     pub fn publish(&self, published: &Published) {
         for (i, word) in published.words().into_iter().enumerate() {

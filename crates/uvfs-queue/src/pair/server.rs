@@ -222,11 +222,6 @@ impl ServerQueue {
         true
     }
 
-    /// Requests that were taken and not completed.
-    pub fn in_flight(&self) -> u32 {
-        self.taken.load(Ordering::Relaxed).count_ones()
-    }
-
     /// Whether a request waits, or the client is gone.
     pub fn ready(&self) -> bool {
         self.sq.ready() || self.client_closed()
@@ -245,13 +240,6 @@ impl ServerQueue {
     /// Sleeps until a request comes, or `timeout`. One thread at a time.
     pub fn sleep(&self, timeout: Option<Duration>) {
         sleep_on(self.mem.u32_at(SQ_BELL), timeout, || self.ready());
-    }
-
-    /// Makes a sleeping [`ServerQueue::sleep`] of this process return.
-    pub fn interrupt(&self) {
-        let word = self.mem.u32_at(SQ_BELL);
-        Bell(word).awake();
-        futex_wake(word);
     }
 
     /// Whether the client has said that it is done.
