@@ -374,26 +374,16 @@ pub fn open(
     device: Arc<Device>,
     config: EngineConfig,
 ) -> io::Result<Arc<dyn Engine>> {
-    let depth = config.depth.clamp(1, 4096);
+    let (geometry, depth) = (device.geometry(), config.depth.clamp(1, 4096));
     Ok(match kind {
         EngineKind::Sync => sync::Sync::start(device, depth, config)?,
         EngineKind::Aio => {
-            let backend = aio::Aio::new(device.clone(), depth)?;
-            Arc::new(core::Core::new(
-                backend,
-                device.geometry(),
-                depth,
-                config.faults,
-            ))
+            let backend = aio::Aio::new(device, depth)?;
+            Arc::new(core::Core::new(backend, geometry, depth, config.faults))
         }
         EngineKind::Uring => {
-            let backend = uring::Uring::new(device.clone(), depth, config.memory)?;
-            Arc::new(core::Core::new(
-                backend,
-                device.geometry(),
-                depth,
-                config.faults,
-            ))
+            let backend = uring::Uring::new(device, depth, config.memory)?;
+            Arc::new(core::Core::new(backend, geometry, depth, config.faults))
         }
     })
 }
