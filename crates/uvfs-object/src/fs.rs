@@ -447,7 +447,8 @@ fn permits(options: &Options) -> usize {
 
 /// The largest read, so that all that the kernel may send at a time fit into their half of the memory.
 fn largest_read(options: &Options) -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let all = uvfs_server::mount::online_cores();
+    let cores = all.unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, usize::from));
     let each = options.memory / 2 / (DEPTH * cores) as u64;
     // Whole pages.
     (each.clamp(LEAST_READ, MOST_READ) & !(LEAST_READ - 1)) as u32
