@@ -18,7 +18,7 @@ pub use call::{CONTROL_XATTR, SOCKET_XATTR};
 pub(crate) use call::{SEEK_DATA, SEEK_HOLE};
 use listing::listing;
 pub(crate) use wire::entry_out;
-use wire::{attr_out, data_only, new_node, set_attr, sized, type_of, with_fh};
+use wire::{attr_out, created, data_only, new_node, set_attr, sized, type_of, with_fh};
 
 /// A reply, or an error that is to be logged.
 type Outcome = Result<Reply>;
@@ -64,7 +64,7 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
     let entry = |entry: Entry| Reply::Entry(entry_out(&entry));
     let attr = |attributes: Attributes| Reply::Attributes(attr_out(&attributes));
     let bytes = |bytes: Bytes| Reply::Bytes(Body::from_vec(bytes));
-    let statfs = |st| Reply::of(&abi::StatfsOut { st });
+    let opened = |opened: Opened| Reply::Opened(opened.into());
     use Operation::*;
     match request.operation {
         Lookup(name) => fs.lookup(cx, node, name).await.map(entry),
@@ -110,12 +110,23 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
             .link(cx, Node(arg.oldnodeid), node, name)
             .await
             .map(entry),
-        Open(arg) => call.open(&arg).await,
-        Create(arg, name) => call.create(&arg, name).await,
-        Tmpfile(arg, _) => call.tmpfile(&arg).await,
+        Open(arg) => {
+            let how = call.how(arg.flags, arg.open_flags);
+            fs.open(cx, node, &how).await.map(opened)
+        }
+        Create(arg, name) => {
+            let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
+            let how = call.how(arg.flags, arg.open_flags);
+            fs.create(cx, node, name, &new, &how).await.map(created)
+        }
+        Tmpfile(arg, _) => {
+            let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
+            let how = call.how(arg.flags, 0);
+            fs.tmpfile(cx, node, &new, &how).await.map(created)
+        }
         Read(arg) => call.read(&arg).await,
         Write(arg) => call.write(&arg).await,
-        Statfs => fs.statfs(cx, node).await.map(statfs),
+        Statfs => (fs.statfs(cx, node).await).map(|st| Reply::of(&abi::StatfsOut { st })),
         Release(arg) => call.release(&arg).await.map(done),
         Flush(arg) => {
             let owner = LockOwner(arg.lock_owner);
@@ -129,7 +140,10 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
             let fsync = fs.fsyncdir(cx, node, Handle(arg.fh), data_only(&arg));
             fsync.await.map(done)
         }
-        Opendir(arg) => call.opendir(&arg).await,
+        Opendir(arg) => {
+            let how = call.how(arg.flags, arg.open_flags);
+            fs.opendir(cx, node, &how).await.map(opened)
+        }
         Readdir(arg) => listing(session, request, &arg, false).await,
         Readdirplus(arg) => listing(session, request, &arg, true).await,
         Releasedir(arg) => {
@@ -153,8 +167,15 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
             allocate.await.map(done)
         }
         Lseek(arg) => call.lseek(&arg).await,
-        CopyFileRange(arg) => call.copy(&arg).await,
-        CopyFileRange64(arg) => call.copy_64(&arg).await,
+        CopyFileRange(arg) => {
+            // Its answer has 32 bits.
+            let size = call.copy(&arg, u64::from(!4095u32)).await? as u32;
+            Ok(Reply::of(&abi::WriteOut { size, padding: 0 }))
+        }
+        CopyFileRange64(arg) => {
+            let bytes_copied = call.copy(&arg, u64::MAX).await?;
+            Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
+        }
         Ioctl(arg, input) => call.ioctl(&arg, input).await,
         Poll(arg) => call.poll(&arg).await,
         Bmap(arg) => {

@@ -10,7 +10,7 @@ use uvfs_proto::reply;
 use zerocopy::IntoBytes;
 
 use super::Outcome;
-use super::wire::{created, lock, new_node, sized, with_fh};
+use super::wire::{lock, sized, with_fh};
 use crate::fs::*;
 use crate::reply::{Body, Reply};
 use crate::request::{DEPTH, Request};
@@ -53,18 +53,12 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     /// How a file or directory is opened.
-    fn how(&self, flags: u32, open_flags: u32) -> OpenHow {
+    pub(super) fn how(&self, flags: u32, open_flags: u32) -> OpenHow {
         OpenHow {
             flags: OFlags::from_bits_retain(flags),
             kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
             origin: self.request.origin.map(|_| ()),
         }
-    }
-
-    pub(super) async fn opendir(&self, arg: &abi::OpenIn) -> Outcome {
-        let how = self.how(arg.flags, arg.open_flags);
-        let opened = self.fs().opendir(self.cx(), self.node(), &how).await?;
-        Ok(Reply::Opened(opened.into()))
     }
 
     pub(super) async fn statx(&self, arg: &abi::StatxIn) -> Outcome {
@@ -80,32 +74,6 @@ impl<F: FileSystem> Call<'_, F> {
             stat,
             ..Default::default()
         })))
-    }
-
-    pub(super) async fn open(&self, arg: &abi::OpenIn) -> Outcome {
-        let how = self.how(arg.flags, arg.open_flags);
-        let file = self.fs().open(self.cx(), self.node(), &how).await?;
-        Ok(Reply::Opened(file.into()))
-    }
-
-    pub(super) async fn create(&self, arg: &abi::CreateIn, name: &CStr) -> Outcome {
-        let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
-        let how = self.how(arg.flags, arg.open_flags);
-        let made = self
-            .fs()
-            .create(self.cx(), self.node(), name, &new, &how)
-            .await?;
-        Ok(created(made))
-    }
-
-    pub(super) async fn tmpfile(&self, arg: &abi::CreateIn) -> Outcome {
-        let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
-        let how = self.how(arg.flags, 0);
-        let made = self
-            .fs()
-            .tmpfile(self.cx(), self.node(), &new, &how)
-            .await?;
-        Ok(created(made))
     }
 
     pub(super) async fn read(&self, arg: &abi::ReadIn) -> Outcome {
@@ -178,17 +146,13 @@ impl<F: FileSystem> Call<'_, F> {
         name: &CStr,
         value: &[u8],
     ) -> Result<()> {
-        let extended = self
-            .session
-            .negotiated()
-            .flags
-            .contains(InitFlags::SETXATTR_EXT);
-        let kill_sgid = extended && arg.setxattr_flags & SetxattrFlags::ACL_KILL_SGID.bits() != 0;
+        let negotiated = self.session.negotiated().flags;
+        let kill_sgid = negotiated.contains(InitFlags::SETXATTR_EXT)
+            && arg.setxattr_flags & SetxattrFlags::ACL_KILL_SGID.bits() != 0;
         let flags = XattrFlags::from_bits_retain(arg.flags);
         self.fs()
             .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)
-            .await?;
-        Ok(())
+            .await
     }
 
     pub(super) async fn getxattr(&self, arg: &abi::GetxattrIn, name: &CStr) -> Outcome {
@@ -200,10 +164,8 @@ impl<F: FileSystem> Call<'_, F> {
         if let Some(path) = own.filter(|_| self.node() == ROOT) {
             return sized(path.as_os_str().as_encoded_bytes(), arg.size);
         }
-        sized(
-            &self.fs().getxattr(self.cx(), self.node(), name).await?,
-            arg.size,
-        )
+        let value = self.fs().getxattr(self.cx(), self.node(), name).await?;
+        sized(&value, arg.size)
     }
 
     pub(super) async fn getlk(&self, arg: &abi::LkIn) -> Outcome {
@@ -222,11 +184,7 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     pub(super) async fn setlk(&self, arg: &abi::LkIn, wait: bool) -> Result<()> {
-        let _place = if wait {
-            Some(LockWait::begin(self.cx().uid)?)
-        } else {
-            None
-        };
+        let _place = wait.then(|| LockWait::begin(self.cx().uid)).transpose()?;
         let (how, wanted) = lock(arg, wait);
         self.fs().setlk(self.cx(), self.node(), &how, &wanted).await
     }
@@ -244,21 +202,7 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(Reply::Sought(abi::LseekOut { offset }))
     }
 
-    pub(super) async fn copy(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
-        // Its answer has 32 bits.
-        let copied = self.copy_most(arg, u64::from(!4095u32)).await?;
-        Ok(Reply::of(&abi::WriteOut {
-            size: copied as u32,
-            padding: 0,
-        }))
-    }
-
-    pub(super) async fn copy_64(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
-        let bytes_copied = self.copy_most(arg, u64::MAX).await?;
-        Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
-    }
-
-    async fn copy_most(&self, arg: &abi::CopyFileRangeIn, most: u64) -> Result<u64> {
+    pub(super) async fn copy(&self, arg: &abi::CopyFileRangeIn, most: u64) -> Result<u64> {
         let copy = CopyRange {
             fh_in: Handle(arg.fh_in),
             offset_in: arg.off_in,
