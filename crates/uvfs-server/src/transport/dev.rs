@@ -205,17 +205,12 @@ impl<F: FileSystem> DevWorker<F> {
         }
         drop(leave);
         self.set_mode(if idle { Mode::Blocking } else { Mode::Polling })?;
-        if !idle || !self.learns {
-            let read = crate::mount::read_raw(self.device.as_fd(), buffer);
-            self.spinner.borrow_mut().count(true);
-            self.stats.waited_here(self.spinner.borrow().counts());
-            return Ok(read);
-        }
-        let start = Instant::now();
+        let start = (idle && self.learns).then(Instant::now);
         let read = crate::mount::read_raw(self.device.as_fd(), buffer);
-        self.spinner
-            .borrow_mut()
-            .ended(budget + start.elapsed(), true);
+        match (start, &mut *self.spinner.borrow_mut()) {
+            (Some(start), spinner) => spinner.ended(budget + start.elapsed(), true),
+            (None, spinner) => spinner.count(true),
+        }
         self.stats.waited_here(self.spinner.borrow().counts());
         Ok(read)
     }
