@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::Timespec;
 use rustix::io::{self, Errno};
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_queue::arena::Arena;
@@ -525,7 +526,9 @@ impl Channel {
             if self.dead.load(Ordering::Acquire) {
                 self.fail_all();
                 std::thread::park_timeout(Duration::from_millis(100));
-            } else if self.queue.in_flight() > 0 && hung_up(&self.socket) {
+            } else if self.queue.in_flight() > 0
+                && hangs_up(&self.socket, Some(&Timespec::default()))
+            {
                 // While the session is not the current one no other thread looks.
                 self.dead.store(true, Ordering::Release);
             }
@@ -543,14 +546,9 @@ pub(super) fn process_name() -> [u8; 16] {
     name
 }
 
-pub(super) fn hung_up(socket: &UnixStream) -> bool {
-    let mut fds = [rustix::event::PollFd::new(
-        socket,
-        rustix::event::PollFlags::RDHUP,
-    )];
-    let now = rustix::fs::Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+/// Whether the other end has hung up, or does so within a time.
+pub(super) fn hangs_up(socket: &UnixStream, within: Option<&Timespec>) -> bool {
+    let rdhup = rustix::event::PollFlags::RDHUP;
+    let mut fds = [rustix::event::PollFd::new(socket, rdhup)];
+    matches!(rustix::event::poll(&mut fds, within), Ok(n) if n > 0)
 }

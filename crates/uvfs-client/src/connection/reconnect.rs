@@ -18,7 +18,7 @@ use uvfs_queue::pair::{ClientQueue, End};
 use uvfs_queue::wait::Patience;
 use zerocopy::IntoBytes;
 
-use super::channel::{Channel, DEPTH, Descriptors, NEVER_WAITS, Reply, Waiting};
+use super::channel::{Channel, DEPTH, Descriptors, NEVER_WAITS, Reply, Waiting, hangs_up};
 use super::codec::{entry_of, lock_in, parse, refusal};
 use super::known::Found;
 use super::silence::Silence;
@@ -405,9 +405,5 @@ impl Inner {
 
 /// Waits until the other end of a socket is closed, or this one.
 pub(super) fn wait_closed(socket: &UnixStream) {
-    let mut fds = [rustix::event::PollFd::new(
-        socket,
-        rustix::event::PollFlags::RDHUP,
-    )];
-    while !matches!(rustix::event::poll(&mut fds, None), Ok(n) if n > 0) {}
+    while !hangs_up(socket, None) {}
 }
