@@ -68,10 +68,15 @@ bitflags::bitflags! {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct File(Arc<FileInner>);
 
-#[derive(Debug)]
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("File").field(&self.0.name).finish()
+    }
+}
+
 struct FileInner {
     inode: Arc<Inode>,
     handle: Arc<Handle>,

@@ -20,15 +20,8 @@ type Piece = io::Result<usize>;
 /// Called once when the last piece has ended, by whichever thread takes completions.
 pub(crate) struct Then(pub(crate) Box<dyn FnOnce(&Direct) + Send>);
 
-impl std::fmt::Debug for Then {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Then")
-    }
-}
-
 /// A direct read or write whose pieces are under way. Its pages belong to it until the last one
 /// has ended, also when no caller waits.
-#[derive(Debug)]
 pub(crate) struct Direct {
     inode: Arc<Inode>,
     op: Op,

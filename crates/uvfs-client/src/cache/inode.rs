@@ -49,14 +49,6 @@ pub(crate) struct Inode {
     pub(crate) lookups: AtomicU64,
 }
 
-impl std::fmt::Debug for Inode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inode")
-            .field("node", &self.node)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A writeback request under way.
 #[derive(Debug)]
 pub(super) struct InFlight {

@@ -49,7 +49,7 @@ pub(crate) struct Flush {
 }
 
 /// The pages that [`Inode::start_writeback`] found.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Started {
     batch: Vec<Request>,
     /// Dirty pages that could not be taken: they are being written, read, or truncated.

@@ -43,17 +43,6 @@ pub struct Request {
     pub done: Done,
 }
 
-impl std::fmt::Debug for Request {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Request")
-            .field("op", &self.op)
-            .field("node", &self.node)
-            .field("offset", &self.offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Where the page cache sends its reads and writes: a [`Connection`], or a layer above it
 /// ([`Client::layered`](crate::Client::layered)).
 pub trait PageIo: Send + Sync {

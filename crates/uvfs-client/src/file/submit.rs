@@ -12,7 +12,6 @@ use crate::cache::{Cache, Direct, Then};
 use crate::connection::pages::Op;
 
 /// The data of a direct read, to be copied out of the cache's pages.
-#[derive(Debug)]
 pub struct Landed<'a> {
     direct: &'a Direct,
     len: usize,
