@@ -2,7 +2,6 @@
 
 use crate::Source;
 use crate::sys::{self, FileHandle};
-use rustix::fs::Statx;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
@@ -179,42 +178,27 @@ impl Source {
 
     /// Says what lost a name, and if that was its last one keeps it reachable for programs that still are in or at it.
     pub(crate) fn keep_removed(&self, uid: u32, leaving: Option<Leaving>) -> Unlinked {
-        match leaving {
-            None => Unlinked::default(),
+        let (fd, known, handle) = match leaving {
+            None => return Unlinked::default(),
             Some(Leaving::Key(key, links)) => {
                 let inode = self.inodes.peek(&key);
                 let is_dir = inode.as_ref().is_some_and(|inode| inode.is_dir());
-                Unlinked {
+                return Unlinked {
                     node: inode.map(|inode| inode.node),
                     last: links <= 1 || is_dir,
-                }
-            }
-            Some(Leaving::Known(inode, fd)) => {
-                let Ok(st) = sys::stat(fd.as_fd()) else {
-                    return Unlinked::default();
                 };
-                if inode.is(&st) {
-                    self.lost_name(uid, Some(inode), fd, &st)
-                } else {
-                    // The name changed hands between the two calls.
-                    let handle = sys::handle_at(fd.as_fd(), c"").ok();
-                    let key = handle.map(|(handle, mount)| Key::new(mount, &st, Some(handle)));
-                    let inode = key.and_then(|key| self.inodes.peek(&key));
-                    self.lost_name(uid, inode, fd, &st)
-                }
             }
-            Some(Leaving::Handle { fd, handle, mount }) => {
-                let Ok(st) = sys::stat(fd.as_fd()) else {
-                    return Unlinked::default();
-                };
-                let key = Key::new(mount, &st, Some(handle));
-                self.lost_name(uid, self.inodes.peek(&key), fd, &st)
-            }
-        }
-    }
-
-    /// `fd` has lost a name: of the inode, if it is known.
-    fn lost_name(&self, uid: u32, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
+            Some(Leaving::Known(inode, fd)) => (fd, Some(inode), None),
+            Some(Leaving::Handle { fd, handle, mount }) => (fd, None, Some((handle, mount))),
+        };
+        let Ok(st) = sys::stat(fd.as_fd()) else {
+            return Unlinked::default();
+        };
+        let inode = known.filter(|inode| inode.is(&st)).or_else(|| {
+            // Where one is known, the name changed hands between the two calls.
+            let (handle, mount) = handle.or_else(|| sys::handle_at(fd.as_fd(), c"").ok())?;
+            self.inodes.peek(&Key::new(mount, &st, Some(handle)))
+        });
         let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
         let last = st.stx_nlink == 0 || is_dir;
         if let Some(inode) = &inode
