@@ -192,8 +192,6 @@ impl Status {
 pub(crate) struct Creds {
     uid: u32,
     gid: u32,
-    /// It may make files of other users.
-    switches: bool,
     /// The kernel checks what callers may do, so the host has to check it, too.
     checks: bool,
 }
@@ -205,17 +203,12 @@ impl Creds {
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
         );
-        Self {
-            uid,
-            gid,
-            switches: uid == 0,
-            checks,
-        }
+        Self { uid, gid, checks }
     }
 
     /// Whether the server may do what this caller may not.
     pub(crate) fn exceeds(&self, cx: &Context) -> bool {
-        self.switches && self.checks && cx.uid != self.uid
+        self.is_root() && self.checks && cx.uid != self.uid
     }
 
     /// Calls `work` as the caller: the host refuses what the caller may not do. `umask` is only for what makes a file.
@@ -285,7 +278,7 @@ impl Creds {
         )
     }
 
-    /// Whether the server is root, whom no permission of the host keeps out.
+    /// Whether the server is root, whom no permission of the host keeps out, and who may make files of other users.
     pub(crate) fn is_root(&self) -> bool {
         self.uid == 0
     }
@@ -317,7 +310,7 @@ impl Creds {
             unchecked: false,
             thread: PhantomData,
         };
-        if !self.switches {
+        if !self.is_root() {
             return Ok(caller);
         }
         if cx.uid == u32::MAX || cx.gid == u32::MAX {
