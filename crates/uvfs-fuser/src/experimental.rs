@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uvfs_server::fs::Context;
+
 use crate::*;
 
 /// The result of a handler.
@@ -12,43 +14,33 @@ pub type Result<T> = std::result::Result<T, Errno>;
 
 /// The caller of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct RequestContext {
-    uid: u32,
-    gid: u32,
-    pid: u32,
-    unique: RequestId,
-}
+pub struct RequestContext(Context);
 
 impl RequestContext {
     /// The caller's user id.
     pub fn user_id(&self) -> u32 {
-        self.uid
+        self.0.uid
     }
 
     /// The caller's group id.
     pub fn group_id(&self) -> u32 {
-        self.gid
+        self.0.gid
     }
 
     /// The caller's thread id.
     pub fn process_id(&self) -> u32 {
-        self.pid
+        self.0.pid
     }
 
     /// The kernel's number of the request.
     pub fn request_id(&self) -> RequestId {
-        self.unique
+        RequestId(self.0.unique)
     }
 }
 
 impl From<&Request> for RequestContext {
     fn from(request: &Request) -> Self {
-        Self {
-            uid: request.uid(),
-            gid: request.gid(),
-            pid: request.pid(),
-            unique: request.unique(),
-        }
+        Self(request.0)
     }
 }
 

@@ -11,41 +11,31 @@ use crate::*;
 
 /// The caller of a request.
 #[derive(Debug)]
-pub struct Request {
-    unique: u64,
-    uid: u32,
-    gid: u32,
-    pid: u32,
-}
+pub struct Request(pub(crate) Context);
 
 impl Request {
     pub(crate) fn new(cx: &Context) -> Self {
-        Self {
-            unique: cx.unique,
-            uid: cx.uid,
-            gid: cx.gid,
-            pid: cx.pid,
-        }
+        Self(*cx)
     }
 
     /// The kernel's number of the request.
     pub fn unique(&self) -> RequestId {
-        RequestId(self.unique)
+        RequestId(self.0.unique)
     }
 
     /// The caller's user id.
     pub fn uid(&self) -> u32 {
-        self.uid
+        self.0.uid
     }
 
     /// The caller's group id.
     pub fn gid(&self) -> u32 {
-        self.gid
+        self.0.gid
     }
 
     /// The caller's thread id.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.0.pid
     }
 }
 
