@@ -37,6 +37,9 @@ const LEAST_READ: u64 = 32 << 10;
 const MOST_READ: u64 = 1 << 20;
 /// Objects that were fetched ahead and are held open. An open object has three descriptors.
 const MOST_AHEAD: usize = 128;
+/// Files from this size on get a backing file. For a smaller one that costs more at each open than the kernel's own
+/// pages, which it keeps.
+const LARGE_FILE: u64 = 1 << 20;
 /// Bytes of an entry of READDIRPLUS before its name.
 const DIRENTPLUS: usize = 152;
 /// Entries of one answer to READDIRPLUS that the store is asked for, at most.
@@ -77,7 +80,6 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 pub(crate) enum Open {
     File {
         known: Arc<Known>,
-        object: Arc<Object>,
         window: Mutex<Window>,
         flags: OFlags,
         by: By,
@@ -321,7 +323,7 @@ impl ObjectFs {
 
     /// Registers a backing file for a node that is open nowhere else.
     fn register(&self, known: &Known, object: &Object) -> Option<i32> {
-        if self.no_backing.load(Ordering::Relaxed) || object.version.size == 0 {
+        if self.no_backing.load(Ordering::Relaxed) {
             return None;
         }
         let session = self.session.get()?;
@@ -343,30 +345,38 @@ impl ObjectFs {
 
     /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
     /// either by a backing file or by its own pages.
-    fn begin_use(&self, known: &Known, origin: Origin) -> Result<(Arc<Object>, By)> {
+    fn begin_use(&self, known: &Known, origin: Origin) -> Result<By> {
         let mut state = known.state();
-        let version = state.version.clone().ok_or(Errno::ISDIR)?;
-        let object = match &state.object {
-            Some(object) => object.clone(),
-            None => self.fetch.cache.object(&known.key, &version)?,
-        };
-        state.object = Some(object.clone());
         if origin != Origin::Kernel {
+            self.object(known, &mut state)?;
             state.clients += 1;
-            return Ok((object, By::Client));
+            return Ok(By::Client);
         }
         if let Some((id, opens)) = &mut state.backing {
             *opens += 1;
-            return Ok((object, By::Backed(*id)));
+            return Ok(By::Backed(*id));
         }
-        if state.plain == 0
-            && let Some(id) = self.register(known, &object)
-        {
-            state.backing = Some((id, 1));
-            return Ok((object, By::Backed(id)));
+        let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
+        if version.size >= LARGE_FILE && state.plain == 0 {
+            let object = self.object(known, &mut state)?;
+            if let Some(id) = self.register(known, &object) {
+                state.backing = Some((id, 1));
+                return Ok(By::Backed(id));
+            }
         }
         state.plain += 1;
-        Ok((object, By::Kernel))
+        Ok(By::Kernel)
+    }
+
+    /// The pieces of an open file. A small file has none before it is read: the kernel may have it whole.
+    fn object(&self, known: &Known, state: &mut tree::State) -> Result<Arc<Object>> {
+        if let Some(object) = &state.object {
+            return Ok(object.clone());
+        }
+        let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
+        let object = self.fetch.cache.object(&known.key, version)?;
+        state.object = Some(object.clone());
+        Ok(object)
     }
 
     /// Makes a handle of a file.
@@ -376,10 +386,9 @@ impl ObjectFs {
         flags: OFlags,
         origin: Origin,
     ) -> Result<(Handle, By)> {
-        let (object, by) = self.begin_use(&known, origin)?;
+        let by = self.begin_use(&known, origin)?;
         let open = Open::File {
             known,
-            object,
             window: Mutex::default(),
             flags,
             by,
@@ -607,9 +616,10 @@ impl FileSystem for ObjectFs {
 
     async fn read(&self, cx: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let open = self.handle(how.fh)?;
-        let Open::File { object, window, .. } = &*open else {
+        let Open::File { known, window, .. } = &*open else {
             return Err(Errno::ISDIR.into());
         };
+        let object = self.object(known, &mut known.state())?;
         let size = object.version.size;
         let range = how.offset.min(size)..(how.offset.saturating_add(data.len() as u64)).min(size);
         if range.is_empty() {
@@ -621,7 +631,7 @@ impl FileSystem for ObjectFs {
         let pieces = object.have(&self.fetch, range.clone(), ahead);
         let pinned = match until_killed(cx, pieces).await.ok_or(Errno::INTR)? {
             Err(error) if error == Errno::NOSPC => {
-                return self.read_around(cx, object, range, data).await;
+                return self.read_around(cx, &object, range, data).await;
             }
             pinned => pinned?,
         };

@@ -341,8 +341,8 @@ pub fn by_paths(dir: &Path, _: &str) -> String {
             .open("dir/one", OpenOptions::new().read(true))
             .unwrap();
         let mut bytes = [0; 10];
-        assert_eq!(one.read_at(&mut bytes, 0, Flags::empty()).unwrap(), 3);
-        assert_eq!(&bytes[..3], b"one");
+        assert_eq!(one.read_at(&mut bytes, 0, Flags::empty()).unwrap(), 10);
+        assert_eq!(bytes, content(10, 2)[..]);
     }
     let error = client.create("dir/new").unwrap_err();
     assert_eq!(error.errno(), Errno::ROFS);
@@ -357,7 +357,7 @@ fn a_client_closes_what_it_opened() {
     }
     let store = InMemory::new(&[], |fake| {
         fake.put("file", &content(40 << 20, 1));
-        fake.put("dir/one", b"one");
+        fake.put("dir/one", &content(2 << 20, 2));
     });
     let report = store.scratch.path("report");
     let mut client = own_process::call("store_by_paths", &store.mount.at, "", &report);
