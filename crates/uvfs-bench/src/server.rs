@@ -55,7 +55,7 @@ pub enum Kind {
         /// Whether it is what others are compared with.
         base: bool,
     },
-    /// Another server, see [`peer`].
+    /// Another server, see [`remote_peer`].
     Peer {
         /// Its command line, with the places for source and mount point.
         command: Vec<String>,
