@@ -23,6 +23,8 @@ pub const MIN_READ_BUFFER: usize = 8192;
 pub const COMPAT_INIT_IN_SIZE: usize = 16;
 /// Bytes of [`SetxattrIn`] without [`InitFlags::SETXATTR_EXT`].
 pub const COMPAT_SETXATTR_IN_SIZE: usize = 8;
+/// Bit of a request's `unique` that says that it was sent before (`FUSE_UNIQUE_RESEND`).
+pub const UNIQUE_RESEND: u64 = 1 << 63;
 /// Type in an [`ExtHeader`] of supplementary groups (`FUSE_EXT_GROUPS`).
 pub const EXT_GROUPS: u32 = 32;
 /// Bytes to which extensions and directory entries are aligned.
@@ -84,7 +86,7 @@ macro_rules! opcodes {
 
             /// Whether a request of it is answered; if not, an error of it is not either.
             pub const fn has_answer(self) -> bool {
-                !matches!(self, Opcode::Forget | Opcode::BatchForget)
+                !matches!(self, Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply)
             }
         }
 
@@ -140,6 +142,7 @@ opcodes! {
     Destroy = 38, "DESTROY", "The file system is being unmounted.";
     Ioctl(IoctlIn) = 39, "IOCTL", "An ioctl on an open file.";
     Poll(PollIn) = 40, "POLL", "Test for readiness.";
+    NotifyReply(NotifyRetrieveIn) = 41, "NOTIFY_REPLY", "The kernel's answer to a retrieve notification.";
     BatchForget(BatchForgetIn) = 42, "BATCH_FORGET", "Drop references to several inodes; has no reply.";
     Fallocate(FallocateIn) = 43, "FALLOCATE", "Allocate or punch a range.";
     Readdirplus(ReadIn) = 44, "READDIRPLUS", "Read directory entries with their attributes.";
@@ -824,6 +827,25 @@ wire! {
     /// Notification: put the `size` bytes that follow into the page cache.
     NotifyStoreOut, 24 { nodeid: u64, offset: u64, size: u32, padding: u32, }
 
+    /// Notification: send what the page cache holds, in a NOTIFY_REPLY with `notify_unique`.
+    NotifyRetrieveOut, 32 {
+        notify_unique: u64,
+        nodeid: u64,
+        offset: u64,
+        size: u32,
+        padding: u32,
+    }
+
+    /// NOTIFY_REPLY; `size` bytes follow. Laid out like [`WriteIn`].
+    NotifyRetrieveIn, 40 {
+        dummy1: u64,
+        offset: u64,
+        size: u32,
+        dummy2: u32,
+        dummy3: u64,
+        dummy4: u64,
+    }
+
     /// Notification: drop unused inodes; `count` node ids (`u64`) follow (7.45).
     NotifyPruneOut, 16 { count: u32, padding: u32, spare: u64, }
 }
@@ -872,8 +894,12 @@ pub enum NotifyCode {
     InvalEntry = 3,
     /// Put data into the page cache.
     Store = 4,
+    /// Send what the page cache holds.
+    Retrieve = 5,
     /// A name was removed.
     Delete = 6,
+    /// Send all pending requests again (7.40).
+    Resend = 7,
     /// Every cached name is stale (7.44).
     IncEpoch = 8,
     /// Drop unused inodes (7.45).

@@ -54,8 +54,8 @@ mod tests {
             NotifyStoreOut::read_from_prefix(body),
             Ok((store, &b"data"[..]))
         );
-        let epoch = message(NotifyCode::IncEpoch, &(), &[]).unwrap();
-        let header = OutHeader::read_from_bytes(&epoch[..]).unwrap();
-        assert_eq!((header.len, header.error), (16, 8));
+        let resend = message(NotifyCode::Resend, &(), &[]).unwrap();
+        let header = OutHeader::read_from_bytes(&resend[..]).unwrap();
+        assert_eq!((header.len, header.error), (16, 7));
     }
 }

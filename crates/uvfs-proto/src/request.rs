@@ -178,6 +178,8 @@ pub enum Operation<'a> {
     /// The data has `in_size` bytes.
     Ioctl(IoctlIn, &'a [u8]),
     Poll(PollIn),
+    /// The data is the payload, which has at least `size` bytes.
+    NotifyReply(NotifyRetrieveIn),
     /// There are `count` records.
     BatchForget(BatchForgetIn, Records<'a, ForgetOne>),
     Fallocate(FallocateIn),
@@ -263,7 +265,7 @@ impl<'a> Operation<'a> {
             Lookup Forget Getattr Setattr Readlink Symlink Mknod Mkdir Unlink Rmdir Rename Link
             Open Read Write Statfs Release Fsync Setxattr Getxattr Listxattr Removexattr Flush Init
             Opendir Readdir Releasedir Fsyncdir Getlk Setlk Setlkw Access Create Interrupt Bmap
-            Destroy Ioctl Poll BatchForget Fallocate Readdirplus Rename2 Lseek
+            Destroy Ioctl Poll NotifyReply BatchForget Fallocate Readdirplus Rename2 Lseek
             CopyFileRange Syncfs Tmpfile Statx CopyFileRange64
         }
     }
@@ -337,6 +339,11 @@ impl<'a> Operation<'a> {
                 Operation::Ioctl(arg, payload.data(arg.in_size.into())?)
             }
             Opcode::Poll => Operation::Poll(arg(op)?),
+            Opcode::NotifyReply => {
+                let arg: NotifyRetrieveIn = arg(op)?;
+                payload.data(arg.size.into())?;
+                Operation::NotifyReply(arg)
+            }
             Opcode::BatchForget => {
                 let arg: BatchForgetIn = arg(op)?;
                 Operation::BatchForget(arg, payload.records(arg.count)?)

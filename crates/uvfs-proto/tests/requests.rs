@@ -71,7 +71,7 @@ impl Material {
         let mut bytes = self.structure.clone();
         let size = self.data.len();
         let announced = match self.opcode {
-            Opcode::Write => Some((16, size)),
+            Opcode::Write | Opcode::NotifyReply => Some((16, size)),
             Opcode::Ioctl => Some((24, size)),
             Opcode::Setxattr => Some((0, size)),
             Opcode::BatchForget => Some((0, size / size_of::<ForgetOne>())),
@@ -102,7 +102,7 @@ impl Material {
                 [name, self.other.to_bytes_with_nul()].concat()
             }
             Opcode::Setxattr => [name, &self.data].concat(),
-            Opcode::Write | Opcode::Ioctl => self.data.clone(),
+            Opcode::Write | Opcode::NotifyReply | Opcode::Ioctl => self.data.clone(),
             Opcode::BatchForget => Records::<ForgetOne>::new(&self.data).as_bytes().to_vec(),
             _ => vec![],
         }
@@ -175,6 +175,7 @@ impl Material {
             Rename => Operation::Rename { arg: self.arg(), name, newname },
             Rename2 => Operation::Rename2 { arg: self.arg(), name, newname },
             Write => Operation::Write(WriteIn { size, ..self.arg() }),
+            NotifyReply => Operation::NotifyReply(NotifyRetrieveIn { size, ..self.arg() }),
             Ioctl => Operation::Ioctl(IoctlIn { in_size: size, ..self.arg() }, data),
             Setxattr => {
                 let mut arg = SetxattrIn { size, ..self.arg() };

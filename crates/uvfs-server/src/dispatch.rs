@@ -126,6 +126,7 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
         }
         Read(arg) => call.read(&arg).await,
         Write(arg) => call.write(&arg).await,
+        NotifyReply(arg) => Ok(call.retrieved(&arg)),
         Statfs => (fs.statfs(cx, node).await).map(|st| Reply::of(&abi::StatfsOut { st })),
         Release(arg) => call.release(&arg).await.map(done),
         Flush(arg) => {

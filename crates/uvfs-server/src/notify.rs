@@ -5,20 +5,30 @@
 //! own request holds (a directory that a name is made in, a file that is written), or both wait for
 //! each other for ever; another thread may.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use uvfs_proto::abi::{
     EXPIRE_ONLY, NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut,
-    NotifyPollWakeupOut, NotifyPruneOut, NotifyStoreOut,
+    NotifyPollWakeupOut, NotifyPruneOut, NotifyRetrieveOut, NotifyStoreOut,
 };
 use uvfs_proto::notify::message;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::fs::Node;
+use uvfs_sys::lock;
+
+/// Takes what was retrieved: where it begins, and the bytes.
+pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
+/// Where what was retrieved is taken to, by the numbers of the retrievals.
+pub(crate) type Retrievals = Arc<Mutex<HashMap<u64, Retrieved>>>;
 
 /// Invalidates things in the kernel's caches, or stores things there.
 ///
@@ -38,7 +48,11 @@ use crate::fs::Node;
 #[derive(Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,
+    retrievals: Retrievals,
 }
+
+/// Numbers retrievals; apart from the kernel's even numbers of requests.
+static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn send<T: IntoBytes + Immutable>(
     device: BorrowedFd<'_>,
@@ -61,8 +75,8 @@ pub(crate) fn store(nodeid: u64, offset: u64, data: &[u8]) -> NotifyStoreOut {
 }
 
 impl Notifier {
-    pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
-        Self { device }
+    pub(crate) fn new(device: Arc<OwnedFd>, retrievals: Retrievals) -> Self {
+        Self { device, retrievals }
     }
 
     fn send<T>(&self, code: NotifyCode, arg: &T, data: &[u8]) -> io::Result<()>
@@ -166,12 +180,46 @@ impl Notifier {
         }
     }
 
+    /// Reads a node's pages in the page cache from `offset` on, up to `size` bytes, and says where they begin.
+    /// Must not be called on a queue's thread, which may be the one that the data comes by.
+    ///
+    /// # Errors
+    /// ENOENT when the kernel doesn't know the node, ETIMEDOUT when no data came for 10 seconds.
+    pub fn retrieve(&self, node: Node, offset: u64, size: u32) -> io::Result<(u64, Vec<u8>)> {
+        let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
+        let (sender, receiver) = sync_channel(1);
+        lock(&self.retrievals).insert(unique, sender);
+        let ask = NotifyRetrieveOut {
+            notify_unique: unique,
+            nodeid: node.0,
+            offset,
+            size,
+            padding: 0,
+        };
+        let asked = self.send(NotifyCode::Retrieve, &ask, &[]);
+        let result = asked.and_then(|()| {
+            receiver
+                .recv_timeout(Duration::from_secs(10))
+                .map_err(|_| Errno::TIMEDOUT.into())
+        });
+        lock(&self.retrievals).remove(&unique);
+        result
+    }
+
     /// Says that a file that was polled is ready.
     ///
     /// # Errors
     /// When the mount is gone.
     pub fn poll_ready(&self, kh: u64) -> io::Result<()> {
         self.send(NotifyCode::Poll, &NotifyPollWakeupOut { kh }, &[])
+    }
+
+    /// Has all requests under way sent once more (Linux 6.9).
+    ///
+    /// # Errors
+    /// EINVAL where the kernel doesn't know it; when the mount is gone.
+    pub fn resend(&self) -> io::Result<()> {
+        self.send(NotifyCode::Resend, &(), &[])
     }
 
     /// Makes every cached name stale (Linux 6.16).

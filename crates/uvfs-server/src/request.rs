@@ -38,7 +38,8 @@ pub(crate) type Private = SmallVec<[u8; 320]>;
 impl Message {
     /// Whether the payload is data, which is not looked at here.
     fn has_data(&self) -> bool {
-        self.header.opcode == Opcode::Write as u32
+        let opcode = Opcode::try_from(self.header.opcode);
+        matches!(opcode, Ok(Opcode::Write | Opcode::NotifyReply))
     }
 
     /// Copies the payload, once, so that its sender can't change what was checked. Empty for data.
@@ -92,7 +93,7 @@ pub(crate) struct Request<'a> {
     /// The node that the request is about.
     pub(crate) node: u64,
     pub(crate) operation: Operation<'a>,
-    /// The data of a WRITE.
+    /// The data of a WRITE or NOTIFY_REPLY.
     pub(crate) data: Payload,
     /// Room for the answer's data.
     pub(crate) room: &'a Payload,
@@ -110,6 +111,7 @@ impl<'a> Request<'a> {
         let mut data = Payload::default();
         let operation = match Opcode::try_from(message.header.opcode) {
             Ok(Opcode::Write) => Operation::Write(write(message, &mut data)?),
+            Ok(Opcode::NotifyReply) => Operation::NotifyReply(notify_reply(message, &mut data)?),
             _ => {
                 let op = message.structure();
                 let parsed = request::Request::parse(&message.header, op, private, negotiated);
@@ -190,4 +192,21 @@ fn write(message: &Message, data: &mut Payload) -> Result<abi::WriteIn> {
     }
     *data = message.input.slice(0..size);
     Ok(arg)
+}
+
+fn notify_reply(message: &Message, data: &mut Payload) -> Result<abi::NotifyRetrieveIn> {
+    const STRUCTURE: usize = size_of::<abi::NotifyRetrieveIn>();
+    let mut structure = [0; STRUCTURE];
+    let input = &message.input;
+    // Over io_uring (seen with 6.18) the structure comes in the payload, before the data.
+    let all = (message.header.len as usize).checked_sub(size_of::<InHeader>());
+    if all == Some(input.len()) && input.len() >= STRUCTURE {
+        input.copy_out(0, &mut structure);
+        *data = input.slice(STRUCTURE..input.len());
+    } else {
+        let op = message.structure().get(..STRUCTURE);
+        structure.copy_from_slice(op.ok_or(Errno::INVAL)?);
+        *data = input.clone();
+    }
+    Ok(zerocopy::transmute!(structure))
 }

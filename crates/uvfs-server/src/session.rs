@@ -22,7 +22,7 @@ use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
 use crate::fs::{Config, Error, FileSystem, Result};
 use crate::interrupt;
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Retrievals};
 pub(crate) use crate::request::DEPTH;
 use crate::stats::{self, Attached, OpCount, QueueStats, Report, WatchReport};
 use crate::token;
@@ -90,6 +90,7 @@ pub struct Session<F> {
     pub(crate) coherence: Arc<Coherence>,
     device: Arc<OwnedFd>,
     agreed: OnceLock<Agreement>,
+    retrievals: Retrievals,
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
@@ -154,6 +155,7 @@ impl<F: FileSystem> Session<F> {
             coherence: Arc::default(),
             device: Arc::new(device),
             agreed: OnceLock::new(),
+            retrievals: Retrievals::default(),
             queues: Mutex::default(),
             transport: OnceLock::new(),
             control: OnceLock::new(),
@@ -211,7 +213,7 @@ impl<F: FileSystem> Session<F> {
 
     /// Tells the kernel what it can't know; from any thread. Without a mount, notifications go nowhere.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(self.device.clone())
+        Notifier::new(self.device.clone(), self.retrievals.clone())
     }
 
     /// Starts dropping the kernel's pages, if that is wanted.
@@ -221,6 +223,15 @@ impl<F: FileSystem> Session<F> {
         }
         let recent = self.recent.get_or_init(Arc::default).clone();
         DropBehind::start(recent, self.notifier()).map(Some)
+    }
+
+    pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
+        let sender = lock(&self.retrievals).remove(&unique);
+        match sender {
+            // The caller may have given up.
+            Some(sender) => drop(sender.try_send((offset, data))),
+            None => tracing::warn!(unique, "the kernel sent data that was not asked for"),
+        }
     }
 
     /// Invalidates the attributes that the kernel has of a node, where a request of its own changed them

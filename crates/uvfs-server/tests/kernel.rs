@@ -168,6 +168,13 @@ fn obey(session: &Arc<Session<Stage>>) {
             "expire" => notifier.expire_entry(ROOT, &name).map(nothing),
             "deleted" => notifier.deleted(ROOT, FILE, &name).map(nothing),
             "store" => notifier.store(FILE, 0, rest.as_bytes()).map(nothing),
+            "retrieve" => notifier.retrieve(FILE, 0, 4096).map(|(at, data)| {
+                let data = String::from_utf8_lossy(&data)
+                    .trim_end_matches('\0')
+                    .to_owned();
+                format!("{at} {data}")
+            }),
+            "resend" => notifier.resend().map(nothing),
             "epoch" => notifier.new_epoch().map(nothing),
             "prune" => notifier.prune(&[FILE]).map(nothing),
             other => panic!("{other}?"),
@@ -361,7 +368,8 @@ fn notifications(transport: &str) {
     assert_eq!(stage.tell("inode"), "ok ");
     assert_eq!(stage.read("file").unwrap(), "two");
 
-    // The kernel's cached pages can be filled.
+    // The kernel's cached pages can be read, and filled.
+    assert_eq!(stage.tell("retrieve"), "ok 0 two");
     stage.tell("content six");
     assert_eq!(stage.tell("store six"), "ok ");
     let reads = stage.tell("reads");
@@ -390,7 +398,7 @@ fn notifications(transport: &str) {
     assert_eq!(stage.tell("entry nothing"), "ok ");
     assert_eq!(stage.read("fourth").unwrap(), "six");
     // Newer kernels' ones: done, or refused by name.
-    for command in ["epoch", "prune"] {
+    for command in ["resend", "epoch", "prune"] {
         let answer = stage.tell(command);
         assert!(
             answer.starts_with("ok") || answer.contains("Invalid argument"),

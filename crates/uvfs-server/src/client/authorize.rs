@@ -119,7 +119,9 @@ impl<F: FileSystem> Client<F> {
         }
         match &mut request.operation {
             // Between the kernel and the server alone, or about others' requests.
-            Init(_) | Destroy | Interrupt(_) | Poll(_) | Ioctl(..) => Err(Errno::NOSYS),
+            Init(_) | Destroy | Interrupt(_) | NotifyReply(_) | Poll(_) | Ioctl(..) => {
+                Err(Errno::NOSYS)
+            }
             Forget(arg) => {
                 let has = self.link.lookups().get(&node).copied();
                 let may = has.is_some_and(|has| arg.nlookup <= has);

@@ -142,7 +142,7 @@ impl<'a> AccessSet<'a> {
             | Opendir(_) | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy
             | Ioctl(..) | Syncfs(_) | Tmpfile(..) | Forget(_) | BatchForget(..) | Release(_)
             | Releasedir(_) | Flush(_) | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_)
-            | Poll(_) => Self::nothing(),
+            | Poll(_) | NotifyReply(_) => Self::nothing(),
         }
     }
 }

@@ -128,6 +128,14 @@ impl<F: FileSystem> Call<'_, F> {
         }))
     }
 
+    /// The kernel's answer to a notification that asked for its cached pages.
+    pub(super) fn retrieved(&self, arg: &abi::NotifyRetrieveIn) -> Reply {
+        let mut bytes = vec![0; (arg.size as usize).min(self.request.data.len())];
+        self.request.data.copy_out(0, &mut bytes);
+        self.session.retrieved(self.cx().unique, arg.offset, bytes);
+        Reply::None
+    }
+
     pub(super) async fn release(&self, arg: &abi::ReleaseIn) -> Result<()> {
         let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
         let flock = flags

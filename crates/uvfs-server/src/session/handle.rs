@@ -9,12 +9,13 @@ use rustix::io::Errno;
 use super::{Session, UNMOUNTED};
 use crate::coherence::Coherence;
 use crate::fs::{FileSystem, HostChange, Node, SessionHandle, Sizes};
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Retrievals};
 
 /// The handle of a session.
 struct Handle {
     device: Weak<OwnedFd>,
     coherence: Weak<Coherence>,
+    retrievals: Retrievals,
 }
 
 impl<F: FileSystem> Session<F> {
@@ -27,6 +28,7 @@ impl<F: FileSystem> Session<F> {
         Arc::new(Handle {
             device,
             coherence: Arc::downgrade(&self.coherence),
+            retrievals: self.retrievals.clone(),
         })
     }
 }
@@ -39,7 +41,7 @@ impl Handle {
 
 impl SessionHandle for Handle {
     fn notifier(&self) -> io::Result<Notifier> {
-        Ok(Notifier::new(self.device()?))
+        Ok(Notifier::new(self.device()?, self.retrievals.clone()))
     }
 
     fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {

@@ -87,6 +87,7 @@ fn is_counted(operation: &Operation<'_>) -> bool {
             | Setlkw(_)
             | Interrupt(_)
             | Poll(_)
+            | NotifyReply(_)
     )
 }
 
