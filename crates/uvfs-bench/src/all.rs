@@ -72,7 +72,7 @@ pub struct Args {
 
 /// Looks whether it is a peer, and leaves it as it is.
 fn peer(text: &str) -> Result<String, String> {
-    let peer = super::server::remote_peer(text)?;
+    let peer = super::server::peer(text)?;
     let serves = peer.serves_source().map_err(|error| error.to_string());
     serves.map(|()| text.to_string())
 }

@@ -55,7 +55,7 @@ pub enum Kind {
         /// Whether it is what others are compared with.
         base: bool,
     },
-    /// Another server, see [`remote_peer`].
+    /// Another server, see [`peer`].
     Peer {
         /// Its command line, with the places for source and mount point.
         command: Vec<String>,
@@ -64,7 +64,7 @@ pub enum Kind {
 
 /// Another file server, given as `NAME=COMMAND`. The command for an object store has the store's address in its own way;
 /// for a directory it has to have `{source}` (see [`Target::serves_source`]).
-pub fn remote_peer(text: &str) -> Result<Target, String> {
+pub fn peer(text: &str) -> Result<Target, String> {
     let (name, command) = text
         .split_once('=')
         .ok_or("write NAME='COMMAND {source} {mountpoint}'")?;
@@ -137,9 +137,7 @@ impl Target {
         let Some((uri, name)) = stored else {
             return self.start_over(workspace, workspace.source());
         };
-        let cache = workspace.cache();
-        let _ = fs::remove_dir_all(&cache);
-        fs::create_dir(&cache).context(|| cache.display().to_string())?;
+        workspace.empty_cache()?;
         let mut running = self.start_over(workspace, uri.into())?;
         running.path.push(name);
         Ok(running)
@@ -466,7 +464,7 @@ mod tests {
     #[test]
     fn a_peer_is_a_name_and_a_command() {
         let text = r#"a.b-c='my server' -o "source={source},x=\"1\"" \ {mountpoint} ''"#;
-        let Target { name, kind } = remote_peer(text).unwrap();
+        let Target { name, kind } = peer(text).unwrap();
         assert_eq!(name, "a.b-c");
         let Kind::Peer { command } = kind else {
             panic!("{kind:?} is no peer");
@@ -493,10 +491,10 @@ mod tests {
             ("hp=x '{source} {mountpoint}", "without its end"),
             ("hp=x {source} {mountpoint} \\", "backslash"),
         ] {
-            let e = remote_peer(text).unwrap_err();
+            let e = peer(text).unwrap_err();
             assert!(e.contains(word), "{text}: {e}");
         }
-        let e = remote_peer("hp=x {mountpoint}").unwrap().serves_source();
+        let e = peer("hp=x {mountpoint}").unwrap().serves_source();
         assert!(e.unwrap_err().to_string().contains("{source}"));
     }
 }

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use uvfs_cli::{Error, Result};
 
 use super::common::words;
-use super::server::{Kind, Target, check_names, remote_peer};
+use super::server::{Kind, Target, check_names, peer};
 use super::workspace::Workspace;
 
 /// Servers of other projects.
@@ -15,7 +15,7 @@ use super::workspace::Workspace;
 pub struct Peers {
     /// Another file server: it is run without a shell, has to stay in the foreground, and is
     /// unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'", value_parser = remote_peer)]
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'", value_parser = peer)]
     peer: Vec<Target>,
 }
 

@@ -110,6 +110,13 @@ impl Workspace {
         self.beside("cache")
     }
 
+    /// Lets the next server of an object store begin with an empty cache.
+    pub fn empty_cache(&self) -> Result<()> {
+        let cache = self.cache();
+        let _ = fs::remove_dir_all(&cache);
+        fs::create_dir(&cache).context(|| cache.display().to_string())
+    }
+
     /// The directory on which the servers are mounted, one after another.
     pub fn mountpoint(&self) -> PathBuf {
         self.root.join("mnt")

@@ -1,4 +1,4 @@
-//! What clients over shared memory ask for.
+//! The file system as clients over shared memory use it.
 
 use std::time::Instant;
 

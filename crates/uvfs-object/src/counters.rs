@@ -9,7 +9,7 @@ use http::{Request, Response};
 use opendal::raw::{Layer, Operation, Servicer};
 use opendal::{Buffer, HttpBody, HttpTransport, HttpTransporter, OperationContext, Result};
 
-/// What a store was asked for, and what the cache saved.
+/// Requests to a store, and reads that the cache answered.
 #[derive(Default)]
 pub(crate) struct Counters {
     /// HTTP requests, retries included: for what an object is, for listings, and for contents.
@@ -25,7 +25,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What the store was asked for, by the names that `uvfs stats` shows.
+    /// The counts of requests to the store, by the names that `uvfs stats` shows.
     pub(crate) fn of_store(&self) -> [(&'static str, u64); 6] {
         [
             ("store_stat_requests", &self.stats),
@@ -38,7 +38,7 @@ impl Counters {
         .map(|(name, counter)| (name, counter.load(Relaxed)))
     }
 
-    /// The same, and what the cache saved.
+    /// The same, and the bytes that reads found in the cache and missed there.
     pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
         let cache = [
             ("cache_hit_bytes", self.hit.load(Relaxed)),

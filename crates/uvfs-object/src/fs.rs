@@ -88,7 +88,7 @@ pub(crate) enum Open {
     Directory(Mutex<Option<Arc<Listing>>>),
 }
 
-/// Who reads an open file.
+/// The way of an open file's reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     /// The kernel by itself, from this backing file.
@@ -625,8 +625,6 @@ impl FileSystem for ObjectFs {
         if range.is_empty() {
             return Ok(0);
         }
-        let missing = object.missing(range.clone());
-        (self.fetch.store.counters).read(range.end - range.start, missing);
         let ahead = uvfs_sys::lock(window).read(range.clone(), size);
         let pieces = object.have(&self.fetch, range.clone(), ahead);
         let pinned = match until_killed(cx, pieces).await.ok_or(Errno::INTR)? {

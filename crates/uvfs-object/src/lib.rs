@@ -2,8 +2,9 @@
 //!
 //! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
 //! version of an object) and, for what is missing, `store.rs` (requests to the store). `posix.rs` reads user metadata, and
-//! `listing.rs` keeps listings for lookups. `clients.rs` has what clients over shared memory ask for, and `counters.rs` counts for the statistics. `cache.rs` owns the files of the local disk. `engine.rs` has one object as a
-//! device of the buffer cache, for an image in a store.
+//! `listing.rs` keeps listings for lookups. `clients.rs` serves clients over shared memory, and `counters.rs` counts for the
+//! statistics. `cache.rs` owns the files of the local disk. `engine.rs` has one object as a device of the buffer cache, for
+//! an image in a store.
 //!
 //! ```no_run
 //! use uvfs_object::{ObjectFs, Options};

@@ -169,9 +169,14 @@ impl Object {
         range: Range<u64>,
         ahead: Range<u64>,
     ) -> Result<Pinned<'_>> {
-        let wanted = self.pieces(range);
+        let wanted = self.pieces(range.clone());
         let mut changed = self.changed.subscribe();
-        let failures = self.state().failures;
+        let failures = {
+            let state = self.state();
+            let (len, missing) = (range.end - range.start, self.missing(&state, &range));
+            fetch.store.counters.read(len, missing);
+            state.failures
+        };
         self.start(fetch, wanted.clone());
         self.start(fetch, self.pieces(ahead));
         loop {
@@ -200,8 +205,7 @@ impl Object {
     }
 
     /// How many bytes of a range are not in the data file.
-    pub(crate) fn missing(&self, range: Range<u64>) -> u64 {
-        let state = self.state();
+    fn missing(&self, state: &Pieces, range: &Range<u64>) -> u64 {
         if state.good == state.pieces.len() {
             return 0;
         }

@@ -508,10 +508,11 @@ impl<F: FileSystem> Session<F> {
             lost: self.coherence.host.lost.load(Ordering::Relaxed),
         });
         let counts = self.fs.counts().into_iter();
-        let counts = counts.map(|(name, count)| (name.to_owned(), count));
-        report.counts = counts
-            .map(|(name, count)| OpCount { name, count })
-            .collect();
+        let counts = counts.map(|(name, count)| OpCount {
+            name: name.to_owned(),
+            count,
+        });
+        report.counts = counts.collect();
         report.leases = self.coherence.leases();
         report.stuck = stuck::stuck(&self.interrupts, &self.slow, self.options.slow);
         report.uptime_s = self.began.elapsed().as_secs();

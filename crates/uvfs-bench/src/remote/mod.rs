@@ -16,7 +16,7 @@ use super::common::{Common, Place, words};
 use super::interrupt;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
-use super::server::{Kind, Target, check_names, remote_peer};
+use super::server::{Kind, Target, check_names, peer};
 use alone::Alone;
 use job::{RANDOM, RemoteJob, RemoteWork, SMALL, STREAM};
 
@@ -63,7 +63,7 @@ pub struct Args {
     options: Vec<String>,
     /// Another file server: it is run without a shell, has to stay in the foreground, and is unmounted at the end.
     /// {cache} is an empty directory
-    #[arg(long, value_name = "NAME='COMMAND {mountpoint}'", value_parser = remote_peer)]
+    #[arg(long, value_name = "NAME='COMMAND {mountpoint}'", value_parser = peer)]
     peer: Vec<Target>,
     #[command(flatten)]
     place: Place,
@@ -135,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let bytes = common.pick(128 << 20, 1 << 30);
     let (names, files) = common.pick((1_000, 100), (10_000, 1_000));
     let workspace = args.place.workspace(2 * bytes)?;
-    let cache = workspace.beside("cache");
+    let cache = workspace.cache();
     let (name, kind) = (OPENDAL.into(), Kind::Native);
     let mut targets = vec![Target::native(), Target { name, kind }];
     let mut options = vec!["-o".to_owned(), format!("cache_dir={}", cache.display())];
@@ -159,8 +159,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let works = works.collect();
     let settings = json!({"bytes": bytes, "names": names, "files": files});
     let round = |_, target: &Target, say: Say<'_>| {
-        let _ = fs::remove_dir_all(&cache);
-        fs::create_dir(&cache).context(|| cache.display().to_string())?;
+        workspace.empty_cache()?;
         let source = match target.kind {
             Kind::Native => args.objects.clone(),
             _ => PathBuf::from(&args.source),

@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::super::server::{Kind, remote_peer};
+use super::super::server::{Kind, peer};
 use super::text::thousands;
 use super::*;
 
@@ -17,7 +17,7 @@ fn sample(rate: f64, server: Option<f64>) -> Sample {
 }
 
 fn report() -> Report {
-    let peer = remote_peer("hp=hp {source} {mountpoint}").unwrap();
+    let peer = peer("hp=hp {source} {mountpoint}").unwrap();
     let uvfs = Target::uvfs("dev-spin", &["--wait=spin"]);
     let broken = Target {
         name: "broken".into(),
@@ -150,7 +150,7 @@ fn the_table_has_a_line_for_each_program_and_compares_the_sides() {
         kind,
     };
     let options = Vec::new;
-    let peer = remote_peer("hp=hp {source} {mountpoint}").unwrap();
+    let peer = peer("hp=hp {source} {mountpoint}").unwrap();
     let targets = [
         Target::native(),
         target("mount", Kind::Uvfs { options: options() }),

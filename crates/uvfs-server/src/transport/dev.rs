@@ -207,11 +207,12 @@ impl<F: FileSystem> DevWorker<F> {
         self.set_mode(if idle { Mode::Blocking } else { Mode::Polling })?;
         let start = (idle && self.learns).then(Instant::now);
         let read = crate::mount::read_raw(self.device.as_fd(), buffer);
-        match (start, &mut *self.spinner.borrow_mut()) {
-            (Some(start), spinner) => spinner.ended(budget + start.elapsed(), true),
-            (None, spinner) => spinner.count(true),
+        let mut spinner = self.spinner.borrow_mut();
+        match start {
+            Some(start) => spinner.ended(budget + start.elapsed(), true),
+            None => spinner.count(true),
         }
-        self.stats.waited_here(self.spinner.borrow().counts());
+        self.stats.waited_here(spinner.counts());
         Ok(read)
     }
 
