@@ -42,7 +42,7 @@ impl ClientSupport for ObjectFs {
     /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length.
     fn identity(&self, node: Node) -> Option<Bytes> {
         if node == ROOT {
-            return Some(self.fetch.store.name().into_bytes());
+            return Some(self.fetch.store.name().into());
         }
         let known = self.known(node).ok()?;
         let number = cache::id(&known.key, known.state().version.as_ref()?);

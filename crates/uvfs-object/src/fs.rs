@@ -112,7 +112,7 @@ impl ObjectFs {
         let answer = runtime.block_on(async move { probe.holds("").await });
         answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
-        let cache = Arc::new(Cache::open(&dir, &store.name(), options.cache_size)?);
+        let cache = Arc::new(Cache::open(&dir, store.name(), options.cache_size)?);
         let fetch = Fetch {
             store,
             runtime: runtime.handle().clone(),

@@ -94,6 +94,7 @@ pub(crate) struct Listed {
 #[derive(Clone)]
 pub(crate) struct Store {
     operator: Operator,
+    name: String,
     /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where user
     /// metadata counts.
     markers: Option<Operator>,
@@ -159,6 +160,36 @@ pub fn operator(uri: &str) -> io::Result<Operator> {
     Operator::from_uri(uri).map_err(io::Error::other)
 }
 
+/// What a URI and the environment say about the service that has the store, with a space behind each part. Neither
+/// credentials nor settings of the connection: with others, the store is the same.
+fn place(uri: &str, environment: impl Fn(&str) -> Option<String>) -> String {
+    let (uri, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let host = uri.split_once("://").map_or("", |(_, rest)| rest);
+    let host = host.split('/').next().unwrap_or_default();
+    let host = host.rsplit('@').next().unwrap_or_default();
+    let mut place = format!("{host} ");
+    for option in query.split('&') {
+        let name = option.split('=').next().unwrap_or_default();
+        let name = name.to_ascii_lowercase();
+        if ["endpoint", "account_name", "name_node"]
+            .iter()
+            .any(|part| name.contains(part))
+        {
+            place += option;
+            place.push(' ');
+        }
+    }
+    // As OpenDAL reads them for S3.
+    let endpoints = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"];
+    if uri.starts_with("s3:")
+        && let Some(endpoint) = endpoints.into_iter().find_map(environment)
+    {
+        place += &endpoint;
+        place.push(' ');
+    }
+    place
+}
+
 impl Store {
     /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
     /// first request.
@@ -191,8 +222,11 @@ impl Store {
             "fs" => usize::MAX,
             _ => 1024_usize.saturating_sub(info.root().trim_start_matches('/').len()),
         };
+        let place = place(uri, |name| std::env::var(name).ok());
+        let name = format!("{} {} {place}{}", info.scheme(), info.name(), info.root());
         Ok(Self {
             operator,
+            name,
             markers,
             counters,
             conditions,
@@ -207,10 +241,9 @@ impl Store {
         key.len() <= self.key_max
     }
 
-    /// A name that tells this store from others.
-    pub(crate) fn name(&self) -> String {
-        let info = self.operator.info();
-        format!("{} {} {}", info.scheme(), info.name(), info.root())
+    /// A name that tells this store from others: two services may have buckets of one name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Waits for an answer, retries included, for no longer than [`Store::timeout`].
@@ -462,4 +495,31 @@ pub(crate) fn has_path(key: &str) -> bool {
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = !name.is_empty() && name != "." && name != "..";
     plain && name.len() <= NAME_MAX && !name.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+
+    /// Buckets of one name at two services share neither a cache nor clients. Other credentials see the same store.
+    #[test]
+    fn a_place_is_of_one_service() {
+        let nothing = |_: &str| None;
+        let of = |uri: &str| place(uri, nothing);
+        let here = of("s3://bucket/p?region=r&endpoint=http://127.0.0.1:1&access_key_id=k");
+        let there = of("s3://bucket/p?region=r&endpoint=http://127.0.0.1:2&access_key_id=k");
+        assert_ne!(here, there);
+        let anew = of("s3://bucket/p/?endpoint=http://127.0.0.1:1&access_key_id=other");
+        assert_eq!(here, anew);
+        assert!(!here.contains("access_key"), "{here}");
+        assert_ne!(of("webdav://one/p"), of("webdav://two/p"));
+        assert_eq!(of("webdav://user:secret@one/p"), of("webdav://one/p"));
+        let set = |endpoint: &'static str| {
+            let environment =
+                move |name: &str| (name == "AWS_ENDPOINT").then(|| endpoint.to_owned());
+            place("s3://bucket", environment)
+        };
+        assert_ne!(set("http://one"), set("http://two"));
+        assert_ne!(set("http://one"), of("s3://bucket"));
+    }
 }

@@ -296,7 +296,8 @@ fn a_client_that_waits_is_killed() {
     store.mount.unmount().ok();
 }
 
-/// A client goes on at the next server of the store, if the object is the same. If not, its file is gone.
+/// A client goes on at the next server of the store, if the object is the same. If not, its file is gone: it takes none of a
+/// bucket of the same name elsewhere.
 #[test]
 fn a_server_comes_back_to_a_client() {
     if !can() {
@@ -312,6 +313,9 @@ fn a_server_comes_back_to_a_client() {
         mount.server.signal(Signal::KILL);
         mount.server.wait(SOON).expect("it is killed");
         unmount_by_force(&mount.at);
+        let elsewhere = InMemory::new(&[NOT_BACKED], |fake| {
+            fake.put("file", &content(40 << 20, 1));
+        });
         if changes {
             store.fake.put("file", &content(40 << 20, 2));
         }
@@ -325,6 +329,7 @@ fn a_server_comes_back_to_a_client() {
         let gone = read.matches("Transport endpoint is not connected").count();
         assert_eq!(gone, if changes { 2 } else { 0 }, "{read}");
         again.unmount().ok();
+        elsewhere.mount.unmount().ok();
     }
 }
 
