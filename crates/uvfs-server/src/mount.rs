@@ -115,6 +115,10 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
 
 /// Mounts a new file system. Directly when privileged, else by fusermount3(1).
 ///
+/// The root has no permissions until the kernel has its attributes, and the kernel drops attributes that it asked for before
+/// an invalidation of the same file: a program that comes at once can get EACCES while the source changes. Ask for the
+/// attributes of the root in another process, as `uvfs mount` does, before you report that the mount is there.
+///
 /// # Errors
 /// The call that failed, in one line.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Mount> {
