@@ -147,6 +147,10 @@ fn a_supplementary_group_is_enough() {
     }
     const GROUP: u32 = 7_777;
     let served = Served::new(&Serve::over(super::ANY));
+    // The kernel has the root's attributes before the source changes: see `uvfs_server::mount::mount`.
+    (served.mount)
+        .run(Command::new("stat").arg(&served.mount.at))
+        .ok();
     let dir = served.source.join("shared");
     fs::create_dir(&dir).unwrap();
     chown(&dir, None, Some(GROUP)).unwrap();
