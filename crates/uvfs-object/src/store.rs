@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt;
 use opendal::layers::{RetryEvent, RetryLayer, TimeoutLayer};
-use opendal::{BufferStream, EntryMode, ErrorKind, Metadata, Operator};
+use opendal::{
+    BufferStream, EntryMode, ErrorKind, IntoOperatorUri, Metadata, Operator, OperatorUri,
+};
 use rustix::io::Errno;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uvfs_server::fs::{Error, Result};
@@ -94,7 +96,8 @@ pub(crate) struct Listed {
 #[derive(Clone)]
 pub(crate) struct Store {
     operator: Operator,
-    name: String,
+    /// See [`Store::name`].
+    name: Arc<str>,
     /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where user
     /// metadata counts.
     markers: Option<Operator>,
@@ -149,7 +152,7 @@ fn failed(key: &str, error: opendal::Error) -> Error {
 ///
 /// # Errors
 /// A URI that names no store.
-pub fn operator(uri: &str) -> io::Result<Operator> {
+pub fn operator(uri: impl IntoOperatorUri) -> io::Result<Operator> {
     #[cfg(feature = "s3")]
     {
         // Another part of the program may have chosen one.
@@ -160,41 +163,34 @@ pub fn operator(uri: &str) -> io::Result<Operator> {
     Operator::from_uri(uri).map_err(io::Error::other)
 }
 
-/// What a URI and the environment say about the service that has the store, with a space behind each part. Neither
-/// credentials nor settings of the connection: with others, the store is the same.
-fn place(uri: &str, environment: impl Fn(&str) -> Option<String>) -> String {
-    let (uri, query) = uri.split_once('?').unwrap_or((uri, ""));
-    let host = uri.split_once("://").map_or("", |(_, rest)| rest);
-    let host = host.split('/').next().unwrap_or_default();
-    let host = host.rsplit('@').next().unwrap_or_default();
-    let mut place = format!("{host} ");
-    for option in query.split('&') {
-        let name = option.split('=').next().unwrap_or_default();
-        let name = name.to_ascii_lowercase();
-        if ["endpoint", "account_name", "name_node"]
-            .iter()
-            .any(|part| name.contains(part))
-        {
-            place += option;
-            place.push(' ');
-        }
+/// Names the service of a store: the URI's authority, its options for endpoint and account, and for S3 the endpoint of the
+/// environment. Credentials are left out, because a store is the same with others.
+fn service_of(uri: &OperatorUri, environment: impl Fn(&str) -> Option<String>) -> String {
+    let names_service = |option: &str| {
+        let words = ["endpoint", "account_name", "name_node"];
+        words.iter().any(|word| option.contains(word))
+    };
+    let options = uri.options().iter();
+    let options = options.filter(|(option, _)| names_service(option));
+    let mut parts: Vec<_> = options
+        .map(|(option, value)| format!("{option}={value}"))
+        .collect();
+    parts.sort();
+    parts.extend(uri.authority().map(str::to_owned));
+    if uri.scheme() == "s3" {
+        // OpenDAL takes the first of these.
+        let endpoints = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"];
+        parts.extend(endpoints.into_iter().find_map(environment));
     }
-    // As OpenDAL reads them for S3.
-    let endpoints = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_S3_ENDPOINT"];
-    if uri.starts_with("s3:")
-        && let Some(endpoint) = endpoints.into_iter().find_map(environment)
-    {
-        place += &endpoint;
-        place.push(' ');
-    }
-    place
+    parts.join(" ")
 }
 
 impl Store {
     /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
     /// first request.
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
-        let operator = operator(uri)?;
+        let uri = OperatorUri::new(uri, []).map_err(io::Error::other)?;
+        let operator = operator(&uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
         let counters = Arc::new(Counters::default());
         let counted = counters.clone();
@@ -222,8 +218,9 @@ impl Store {
             "fs" => usize::MAX,
             _ => 1024_usize.saturating_sub(info.root().trim_start_matches('/').len()),
         };
-        let place = place(uri, |name| std::env::var(name).ok());
-        let name = format!("{} {} {place}{}", info.scheme(), info.name(), info.root());
+        let address = service_of(&uri, |name| std::env::var(name).ok());
+        let (bucket, root) = (info.name(), info.root());
+        let name = format!("{} {bucket} {address} {root}", info.scheme()).into();
         Ok(Self {
             operator,
             name,
@@ -241,7 +238,7 @@ impl Store {
         key.len() <= self.key_max
     }
 
-    /// A name that tells this store from others: two services may have buckets of one name.
+    /// A name that tells this store from others, also from a bucket of the same name at another service.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -499,13 +496,14 @@ pub(crate) fn is_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::place;
+    use super::{OperatorUri, service_of};
 
     /// Buckets of one name at two services share neither a cache nor clients. Other credentials see the same store.
     #[test]
-    fn a_place_is_of_one_service() {
+    fn stores_of_one_name_are_told_apart() {
         let nothing = |_: &str| None;
-        let of = |uri: &str| place(uri, nothing);
+        let parsed = |uri: &str| OperatorUri::new(uri, []).unwrap();
+        let of = |uri: &str| service_of(&parsed(uri), nothing);
         let here = of("s3://bucket/p?region=r&endpoint=http://127.0.0.1:1&access_key_id=k");
         let there = of("s3://bucket/p?region=r&endpoint=http://127.0.0.1:2&access_key_id=k");
         assert_ne!(here, there);
@@ -517,7 +515,7 @@ mod tests {
         let set = |endpoint: &'static str| {
             let environment =
                 move |name: &str| (name == "AWS_ENDPOINT").then(|| endpoint.to_owned());
-            place("s3://bucket", environment)
+            service_of(&parsed("s3://bucket"), environment)
         };
         assert_ne!(set("http://one"), set("http://two"));
         assert_ne!(set("http://one"), of("s3://bucket"));
