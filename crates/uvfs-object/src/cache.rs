@@ -156,13 +156,91 @@ impl Cache {
     pub(crate) fn with_room(&self, write: impl Fn() -> io::Result<()>) -> Result<()> {
         let done = match write() {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                self.free(self.limit / 16);
+                self.make_room();
                 write()
             }
             done => done,
         };
         done.map_err(Error::from)
             .context("the cache on the local disk")
+    }
+
+    /// Frees a part of the cache: the disk is full.
+    pub(crate) fn make_room(&self) {
+        self.free(self.limit / 16);
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Takes over a file that has all of a version, whose pieces have these checksums.
+    pub(crate) fn adopt(
+        &self,
+        data: &Path,
+        key: &str,
+        version: &Version,
+        sums: &[u32],
+    ) -> io::Result<()> {
+        let pieces = version.size.div_ceil(1 << map::piece_log(version.size));
+        if sums.len() as u64 != pieces {
+            return Ok(());
+        }
+        let mut map = map::header(key, version).ok_or(io::ErrorKind::InvalidFilename)?;
+        let entries = sums.iter().map(|sum| map::THERE | u64::from(*sum));
+        map.extend(entries.flat_map(u64::to_le_bytes));
+        let id = id(key, version);
+        let files = files(&self.root, &id);
+        let mut state = self.state();
+        if state.versions.contains_key(&id) {
+            return Ok(());
+        }
+        std::fs::rename(data, &files.data)?;
+        std::fs::write(&files.map, map)?;
+        state.clock += 1;
+        let slot = Slot {
+            bytes: version.size,
+            used: state.clock,
+            verified: Arc::new(AtomicBool::new(true)),
+            object: Weak::new(),
+        };
+        state.used += version.size;
+        state.versions.insert(id, slot);
+        drop(state);
+        self.evict();
+        Ok(())
+    }
+
+    /// An object was copied and the original removed: what the cache has of the one, it has of the other, unless it is open.
+    pub(crate) fn moved(&self, from: (&str, &Version), to: (&str, &Version)) {
+        let (old, new) = (id(from.0, from.1), id(to.0, to.1));
+        let Some(header) = map::header(to.0, to.1) else {
+            return;
+        };
+        let mut state = self.state();
+        let closed = |slot: &Slot| slot.object.strong_count() == 0;
+        if !state.versions.get(&old).is_some_and(closed) || state.versions.contains_key(&new) {
+            return;
+        }
+        let slot = state.versions.remove(&old).expect("it is there");
+        let (had, has) = (files(&self.root, &old), files(&self.root, &new));
+        let done = || -> io::Result<()> {
+            let map = OpenOptions::new().write(true).open(&had.map)?;
+            std::os::unix::fs::FileExt::write_all_at(&map, &header, 0)?;
+            std::fs::rename(&had.data, &has.data)?;
+            std::fs::rename(&had.map, &has.map)
+        };
+        match done() {
+            Ok(()) => {
+                state.versions.insert(new, slot);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the cache gives a file up");
+                state.used = state.used.saturating_sub(slot.bytes);
+                remove(&had);
+                remove(&has);
+            }
+        }
     }
 
     /// A piece of a version was written.

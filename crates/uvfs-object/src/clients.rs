@@ -45,14 +45,15 @@ impl ClientSupport for ObjectFs {
             return Some(self.fetch.store.name().into());
         }
         let known = self.known(node).ok()?;
-        let number = cache::id(&known.key, known.state().version.as_ref()?);
-        let len = (known.key.len() as u32).to_le_bytes();
-        Some([&number, &len[..], known.key.as_bytes()].concat())
+        let number = cache::id(&known.key(), known.state().version.as_ref()?);
+        let key = known.key();
+        let len = (key.len() as u32).to_le_bytes();
+        Some([&number, &len[..], key.as_bytes()].concat())
     }
 
     fn path(&self, node: Node) -> Option<Bytes> {
         let known = self.known(node).ok()?;
-        Some(known.key.trim_end_matches('/').as_bytes().to_vec())
+        Some(known.key().trim_end_matches('/').as_bytes().to_vec())
     }
 
     fn find<'a>(&'a self, cx: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {

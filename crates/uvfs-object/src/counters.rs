@@ -12,10 +12,14 @@ use opendal::{Buffer, HttpBody, HttpTransport, HttpTransporter, OperationContext
 /// Requests to a store, and reads that the cache answered.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// HTTP requests, retries included: for what an object is, for listings, and for contents.
+    /// HTTP requests, retries included: for what an object is, for listings, for contents, and for changes.
     stats: AtomicU64,
     lists: AtomicU64,
     reads: AtomicU64,
+    writes: AtomicU64,
+    copies: AtomicU64,
+    deletes: AtomicU64,
+    conflicts: AtomicU64,
     /// Bytes of contents that came.
     read: AtomicU64,
     retries: AtomicU64,
@@ -25,7 +29,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// The counts of requests to the store, by the names that `uvfs stats` shows.
+    /// The counts of requests that an image has, by the names that `uvfs stats` shows.
     pub(crate) fn of_store(&self) -> [(&'static str, u64); 6] {
         [
             ("store_stat_requests", &self.stats),
@@ -38,18 +42,28 @@ impl Counters {
         .map(|(name, counter)| (name, counter.load(Relaxed)))
     }
 
-    /// The same, and the bytes that reads found in the cache and missed there.
+    /// The same, changes, and the bytes that reads found in the cache and missed there.
     pub(crate) fn all(&self) -> Vec<(&'static str, u64)> {
-        let cache = [
-            ("cache_hit_bytes", self.hit.load(Relaxed)),
-            ("cache_miss_bytes", self.missed.load(Relaxed)),
+        let others = [
+            ("store_write_requests", &self.writes),
+            ("store_copy_requests", &self.copies),
+            ("store_delete_requests", &self.deletes),
+            ("store_conflicts", &self.conflicts),
+            ("cache_hit_bytes", &self.hit),
+            ("cache_miss_bytes", &self.missed),
         ];
-        [&self.of_store()[..], &cache].concat()
+        let others = others.map(|(name, counter)| (name, counter.load(Relaxed)));
+        [&self.of_store()[..], &others].concat()
     }
 
     /// A request is made again.
     pub(crate) fn retried(&self) {
         self.retries.fetch_add(1, Relaxed);
+    }
+
+    /// A file was put beside another version.
+    pub(crate) fn conflict(&self) {
+        self.conflicts.fetch_add(1, Relaxed);
     }
 
     /// A request failed for good.
@@ -95,6 +109,9 @@ impl HttpTransport for Counting {
             Some(Operation::Stat) => &self.counters.stats,
             Some(Operation::List) => &self.counters.lists,
             Some(Operation::Read) => &self.counters.reads,
+            Some(Operation::Write | Operation::CreateDir) => &self.counters.writes,
+            Some(Operation::Copy) => &self.counters.copies,
+            Some(Operation::Delete) => &self.counters.deletes,
             // Of credentials.
             _ => return self.transport.fetch(request).await,
         };

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,18 +21,21 @@ use uvfs_server::{DEPTH, FileSystem};
 
 use crate::Options;
 use crate::cache::Cache;
+use crate::draft::Drafts;
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::object::{Fetch, Object};
-use crate::store::{self, Facts, Listed, Store};
+use crate::posix::Posix;
+use crate::store::{self, Facts, Listed, Store, Version};
 use crate::tree::{self, Known, Tree, is_now};
 use crate::window::Window;
+use crate::write::{There, Writing};
 
 /// How long the kernel may keep names and attributes, at least.
 const TTL: Duration = Duration::from_secs(1);
 /// Threads that talk to the store.
 const WORKERS: usize = 2;
 /// Memory that a request to the store takes at most: HTTP and TLS have buffers of half of this.
-const REQUEST: u64 = 1 << 20;
+pub(crate) const REQUEST: u64 = 1 << 20;
 /// The largest read is between these, in bytes.
 const LEAST_READ: u64 = 32 << 10;
 const MOST_READ: u64 = 1 << 20;
@@ -49,20 +53,22 @@ const TARGET_MAX: u64 = 4095;
 /// The unit of st_blocks.
 const SECTOR: u64 = 512;
 
-/// An object store as a file system, read-only.
+/// An object store as a file system.
 pub struct ObjectFs {
     /// Ends with the file system; what it has under way is dropped.
     runtime: Option<Runtime>,
     pub(crate) fetch: Fetch,
-    pub(crate) tree: Tree,
-    listings: Listings,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) listings: Arc<Listings>,
+    /// Programs may change files.
+    pub(crate) writing: Option<Arc<Writing>>,
     /// Objects that were fetched ahead, until they are opened or others take their place.
     ahead: Mutex<VecDeque<Arc<Object>>>,
     open: Mutex<Slab<Arc<Open>>>,
     session: OnceLock<Arc<dyn SessionHandle>>,
     /// The kernel, or the cache's file system, takes no backing files.
     no_backing: AtomicBool,
-    options: Options,
+    pub(crate) options: Options,
     /// The times of directories, which stores have none of.
     begun: (i64, u32),
 }
@@ -109,7 +115,14 @@ impl ObjectFs {
         let store = Store::open(uri, &options)?;
         let runtime = runtime()?;
         let probe = store.clone();
-        let answer = runtime.block_on(async move { probe.holds("").await });
+        let writes = options.writes;
+        let answer = runtime.block_on(async move {
+            probe.holds("").await?;
+            match writes {
+                true => probe.probe().await,
+                false => Ok(()),
+            }
+        });
         answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = Arc::new(Cache::open(&dir, store.name(), options.cache_size)?);
@@ -119,15 +132,28 @@ impl ObjectFs {
             cache,
             permits: Arc::new(Semaphore::new(permits(&options))),
         };
+        let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
+        let writing = match options.writes {
+            true => Some(Arc::new(Writing {
+                fetch: fetch.clone(),
+                tree: tree.clone(),
+                listings: Arc::clone(&listings),
+                drafts: Drafts::open(fetch.cache.root())?,
+                permits: permits(&options),
+            })),
+            false => None,
+        };
         Ok(Self {
             runtime: Some(runtime),
             fetch,
-            tree: Tree::new(),
-            listings: Listings::default(),
+            tree,
+            listings,
+            writing,
             ahead: Mutex::default(),
             open: Mutex::default(),
             session: OnceLock::new(),
-            no_backing: AtomicBool::new(!options.backing_files),
+            // The kernel would write to a backing file without a word.
+            no_backing: AtomicBool::new(!options.backing_files || options.writes),
             options,
             begun: timespec(SystemTime::now()),
         })
@@ -157,7 +183,7 @@ impl ObjectFs {
     }
 
     /// Runs a request to the store on the threads for that.
-    async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         cx: &Context,
         request: impl Future<Output = Result<T>> + Send + 'static,
@@ -189,7 +215,7 @@ impl ObjectFs {
 
     /// Looks a key up in a listing of its directory that is still valid. Gives the attributes, and when the server asked the
     /// store for that listing; `None` if the store has to be asked for the key.
-    async fn listed(
+    pub(crate) async fn listed(
         &self,
         cx: &Context,
         parent: &Known,
@@ -199,15 +225,16 @@ impl ObjectFs {
         if self.options.metadata || self.options.ttl.is_zero() {
             return Ok(None);
         }
-        let name = &key[parent.key.len()..];
-        let mut found = self.listings.look_up(&parent.key, name, self.options.ttl);
+        let directory = parent.key();
+        let name = &key[directory.len()..];
+        let mut found = (self.listings).look_up(&directory, name, self.options.ttl);
         if matches!(found, Found::List) {
             match self.list(cx, parent, MOST_NAMES).await {
                 // Listing may be forbidden.
                 Err(error) if error == Errno::ACCESS => return Ok(None),
                 listed => listed?,
             };
-            found = self.listings.look_up(&parent.key, name, self.options.ttl);
+            found = (self.listings).look_up(&directory, name, self.options.ttl);
         }
         Ok(match found {
             Found::Known(facts, asked) => Some((facts, asked)),
@@ -217,18 +244,42 @@ impl ObjectFs {
 
     /// Asks the store for a listing, and keeps it. `None` if it has more than `most` names.
     async fn list(&self, cx: &Context, known: &Known, most: usize) -> Result<Option<Arc<Listing>>> {
-        let (store, key, begun) = (self.fetch.store.clone(), known.key.clone(), Instant::now());
-        let names = self.ask(cx, async move { store.list(&key, most).await });
+        let (store, begun, key) = (self.fetch.store.clone(), Instant::now(), known.key());
+        let directory = key.clone();
+        let names = self.ask(cx, async move { store.list(&directory, most).await });
         let listing = names
             .await?
-            .map(|names| Arc::new(Listing::new(&known.key, names, begun)));
-        self.listings.keep(&known.key, listing.clone());
+            .map(|names| Arc::new(Listing::new(&key, names, begun)));
+        self.listings.keep(&key, listing.clone());
         Ok(listing)
+    }
+
+    /// A listing with the files that the store does not have yet.
+    fn with_drafts(&self, known: &Known, list: Arc<Listing>) -> Arc<Listing> {
+        let Some(writing) = &self.writing else {
+            return list;
+        };
+        let directory = known.key();
+        let below = writing.drafts.below(&directory).into_iter();
+        let names = below.map(|(key, _)| key[directory.len()..].to_owned());
+        let names = names.filter(|name| !name.contains('/'));
+        let version = Some(Version::default());
+        let new: Vec<_> = names
+            .map(|name| Listed {
+                name,
+                version: version.clone(),
+            })
+            .collect();
+        match new.is_empty() {
+            true => list,
+            false => Arc::new(list.and(&directory, new)),
+        }
     }
 
     /// Fetches the small files that a program which walks through a directory opens next.
     fn fetch_ahead(&self, known: &Known) {
-        let (directory, name) = split(&known.key);
+        let key = known.key();
+        let (directory, name) = split(&key);
         for (key, version) in self.listings.opened(directory, name) {
             // The cache's error is reported when the program opens this file.
             let Ok(object) = self.fetch.cache.object(&key, &version) else {
@@ -266,25 +317,38 @@ impl ObjectFs {
         if known.is_directory() && !self.options.metadata {
             return Ok(());
         }
-        let asked = known.state().asked;
+        let asked = {
+            let state = known.state();
+            // The store does not have what programs wrote.
+            if state.draft.is_some() {
+                return Ok(());
+            }
+            state.asked
+        };
         if asked.is_some_and(|asked| asked.elapsed() < age) {
             return Ok(());
         }
-        let (store, key) = (self.fetch.store.clone(), known.key.clone());
+        let (store, key) = (self.fetch.store.clone(), known.key());
         let asked = Instant::now();
-        match self.ask(cx, async move { store.facts(&key).await }).await? {
+        let facts = self.ask(cx, async move { store.facts(&key).await });
+        match facts.await? {
             Some(now) if is_now(known, &now, asked) => Ok(()),
             // The kernel looks the name up again.
             _ => {
-                self.listings.forget(split(&known.key).0);
+                self.listings.forget(split(&known.key()).0);
                 Err(Errno::STALE.into())
             }
         }
     }
 
-    fn attr(&self, known: &Known) -> Attr {
+    pub(crate) fn attr(&self, known: &Known) -> Attr {
         let state = known.state();
-        let posix = &state.posix;
+        let written = state.draft.as_ref();
+        let written = written.map(|draft| (draft.state().posix, draft.file.metadata()));
+        let posix = match &written {
+            Some((posix, _)) => posix,
+            None => &state.posix,
+        };
         let (kind, mode) = match known.is_directory() {
             true => (FileType::Directory, self.options.dir_mode),
             false => (FileType::RegularFile, self.options.file_mode),
@@ -294,8 +358,11 @@ impl ObjectFs {
             _ => (kind, 0),
         };
         let mode = Mode::from_raw_mode(posix.mode.unwrap_or(mode));
-        let mut attr = attr(Node(known.ino), kind, mode);
+        let mut attr = attr(Node(known.ino()), kind, mode);
         attr.rdev = rdev;
+        if state.removed {
+            attr.nlink = 0;
+        }
         if let Some(version) = &state.version
             && let FileType::RegularFile | FileType::Symlink = kind
         {
@@ -312,6 +379,12 @@ impl ObjectFs {
         (attr.atime, attr.atimensec) = unsigned(posix.atime.unwrap_or(mtime));
         attr.uid = posix.uid.unwrap_or(self.options.uid);
         attr.gid = posix.gid.unwrap_or(self.options.gid);
+        if let Some((_, Ok(file))) = &written {
+            attr.size = file.len();
+            attr.blocks = file.len().div_ceil(SECTOR);
+            (attr.mtime, attr.mtimensec) = (file.mtime().cast_unsigned(), file.mtime_nsec() as u32);
+            (attr.ctime, attr.ctimensec) = (file.ctime().cast_unsigned(), file.ctime_nsec() as u32);
+        }
         attr
     }
 
@@ -345,8 +418,9 @@ impl ObjectFs {
 
     /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
     /// either by a backing file or by its own pages.
-    fn begin_use(&self, known: &Known, origin: Origin) -> Result<By> {
+    fn begin_use(&self, known: &Known, flags: OFlags, origin: Origin) -> Result<By> {
         let mut state = known.state();
+        state.writers += u64::from(flags.intersects(OFlags::RWMODE));
         if origin != Origin::Kernel {
             self.object(known, &mut state)?;
             state.clients += 1;
@@ -369,12 +443,12 @@ impl ObjectFs {
     }
 
     /// The pieces of an open file. A small file has none before it is read: the kernel may have it whole.
-    fn object(&self, known: &Known, state: &mut tree::State) -> Result<Arc<Object>> {
+    pub(crate) fn object(&self, known: &Known, state: &mut tree::State) -> Result<Arc<Object>> {
         if let Some(object) = &state.object {
             return Ok(object.clone());
         }
         let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
-        let object = self.fetch.cache.object(&known.key, version)?;
+        let object = self.fetch.cache.object(&known.key(), version)?;
         state.object = Some(object.clone());
         Ok(object)
     }
@@ -386,7 +460,7 @@ impl ObjectFs {
         flags: OFlags,
         origin: Origin,
     ) -> Result<(Handle, By)> {
-        let by = self.begin_use(&known, origin)?;
+        let by = self.begin_use(&known, flags, origin)?;
         let open = Open::File {
             known,
             window: Mutex::default(),
@@ -397,7 +471,10 @@ impl ObjectFs {
     }
 
     /// A file was closed.
-    fn end_use(&self, known: &Known, by: By) {
+    fn end_use(&self, known: &Known, flags: OFlags, by: By) {
+        if flags.intersects(OFlags::RWMODE) {
+            self.end_write(known);
+        }
         let mut state = known.state();
         match by {
             By::Client => state.clients -= 1,
@@ -472,18 +549,29 @@ fn default_dir() -> io::Result<PathBuf> {
     Ok(cache.ok_or_else(|| io::Error::other(none))?.join("uvfs"))
 }
 
+/// The attributes of a file that a program makes.
+fn posix_of(cx: &Context, new: &NewNode) -> Posix {
+    Posix {
+        special: Some((new.kind, new.rdev)).filter(|_| new.kind != FileType::RegularFile),
+        mode: Some(new.mode.as_raw_mode() & 0o7777),
+        uid: Some(cx.uid),
+        gid: Some(cx.gid),
+        ..Posix::default()
+    }
+}
+
 /// The directory of a file, and its name.
-fn split(key: &str) -> (&str, &str) {
+pub(crate) fn split(key: &str) -> (&str, &str) {
     key.split_at(key.rfind('/').map_or(0, |slash| slash + 1))
 }
 
 /// The key of a name in a directory.
-fn child(directory: &Known, name: &CStr) -> Result<String> {
+pub(crate) fn child(directory: &Known, name: &CStr) -> Result<String> {
     if name.count_bytes() > store::NAME_MAX {
         return Err(Errno::NAMETOOLONG.into());
     }
     let name = name.to_str().map_err(|_| Errno::NOENT)?;
-    let key = format!("{}{name}", directory.key);
+    let key = format!("{}{name}", directory.key());
     match store::is_name(name) && store::is_reached(&key) {
         true => Ok(key),
         false => Err(Errno::NOENT.into()),
@@ -493,6 +581,10 @@ fn child(directory: &Known, name: &CStr) -> Result<String> {
 impl FileSystem for ObjectFs {
     fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
         let _ = self.session.set(session);
+        if let Some(writing) = &self.writing {
+            config.wanted |= InitFlags::ATOMIC_O_TRUNC;
+            writing.resume();
+        }
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
             | InitFlags::DO_READDIRPLUS
@@ -519,8 +611,24 @@ impl FileSystem for ObjectFs {
         self.fetch.store.counters.all()
     }
 
+    /// Clients keep what they read of a version, so they have none of a file that changes.
     fn clients(&self) -> Option<&dyn ClientSupport> {
-        Some(self)
+        match self.writing {
+            None => Some(self),
+            Some(_) => None,
+        }
+    }
+
+    fn destroy(&self) {
+        let (Some(runtime), Some(writing)) = (&self.runtime, &self.writing) else {
+            return;
+        };
+        let all = writing.clone();
+        let limit = self.options.timeout;
+        let put = async move { tokio::time::timeout(limit, all.put_all()).await };
+        if runtime.block_on(put).is_err() {
+            tracing::error!("not all that was written is in the store: the next mount goes on");
+        }
     }
 
     fn forget(&self, node: Node, lookups: u64) {
@@ -530,21 +638,21 @@ impl FileSystem for ObjectFs {
     async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let parent = self.known(parent)?;
         let key = child(&parent, name)?;
-        if !self.fetch.store.takes(&key) {
-            return Err(Errno::NAMETOOLONG.into());
-        }
-        let directory = format!("{key}/");
-        let (found, asked) = match self.listed(cx, &parent, &key).await? {
-            Some(known) => known,
-            None => {
-                let asked = Instant::now();
-                (self.find(cx, &key, &directory).await?, asked)
+        let known = loop {
+            match self.there(cx, &parent, &key).await?.ok_or(Errno::NOENT)? {
+                There::Draft(draft) => {
+                    if let Some(known) = self.tree.drafted(&key, &draft) {
+                        break known;
+                    }
+                }
+                There::Facts(facts, asked) => {
+                    let key = match facts.version {
+                        None => format!("{key}/"),
+                        Some(_) => key,
+                    };
+                    break self.tree.looked_up(key, facts, asked);
+                }
             }
-        };
-        let known = match found {
-            Some(facts) if facts.version.is_none() => self.tree.looked_up(directory, facts, asked),
-            Some(facts) => self.tree.looked_up(key, facts, asked),
-            None => return Err(Errno::NOENT.into()),
         };
         Ok(self.entry(&known))
     }
@@ -561,7 +669,7 @@ impl FileSystem for ObjectFs {
     async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
         let known = self.known(node)?;
         let version = known.state().version.clone().ok_or(Errno::INVAL)?;
-        let key = known.key.clone();
+        let key = known.key();
         if version.size > TARGET_MAX {
             let why = format!("object {key:?} is too long for a symbolic link");
             return Err(Error::new(Errno::NAMETOOLONG, why));
@@ -572,7 +680,7 @@ impl FileSystem for ObjectFs {
         match target.is_empty() || target.contains(&0) {
             true => Err(Error::new(
                 Errno::IO,
-                format!("object {:?} is no path", known.key),
+                format!("object {:?} is no path", known.key()),
             )),
             false => Ok(target),
         }
@@ -581,11 +689,19 @@ impl FileSystem for ObjectFs {
     async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         let known = self.known(node)?;
         if how.writes() {
-            return Err(Errno::ROFS.into());
+            self.writing()?;
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
-        let (fh, by) = self.open_file(known, how.flags, how.origin)?;
+        let (fh, by) = self.open_file(known.clone(), how.flags, how.origin)?;
+        if how.writes() && how.flags.contains(OFlags::TRUNC) {
+            let emptied = self.truncate(cx, &known, 0).await;
+            if emptied.is_err() {
+                self.remove(fh);
+                self.end_use(&known, how.flags, by);
+            }
+            emptied?;
+        }
         let mut opened = Opened::new(fh);
         match by {
             // The kernel takes no other flag beside it.
@@ -607,9 +723,11 @@ impl FileSystem for ObjectFs {
         _: Option<LockOwner>,
     ) -> Result<()> {
         if let Some(open) = self.remove(fh)
-            && let Open::File { known, by, .. } = &*open
+            && let Open::File {
+                known, by, flags, ..
+            } = &*open
         {
-            self.end_use(known, *by);
+            self.end_use(known, *flags, *by);
         }
         Ok(())
     }
@@ -619,7 +737,17 @@ impl FileSystem for ObjectFs {
         let Open::File { known, window, .. } = &*open else {
             return Err(Errno::ISDIR.into());
         };
-        let object = self.object(known, &mut known.state())?;
+        let object = {
+            let mut state = known.state();
+            match &state.draft {
+                Some(draft) => Err(draft.clone()),
+                None => Ok(self.object(known, &mut state)?),
+            }
+        };
+        let object = match object {
+            Ok(object) => object,
+            Err(draft) => return Ok(ops::read_at(&draft.data, data, how.offset, 0).await?),
+        };
         let size = object.version.size;
         let range = how.offset.min(size)..(how.offset.saturating_add(data.len() as u64)).min(size);
         if range.is_empty() {
@@ -637,6 +765,113 @@ impl FileSystem for ObjectFs {
         let read = ops::read_at(object.data(), &data, range.start, 0).await;
         drop(pinned);
         Ok(read?)
+    }
+
+    async fn write(&self, cx: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
+        let open = self.handle(how.fh)?;
+        match &*open {
+            Open::File { known, .. } => self.write_to(cx, known, how.offset, data).await,
+            Open::Directory(_) => Err(Errno::ISDIR.into()),
+        }
+    }
+
+    async fn flush(&self, cx: &Context, _: Node, fh: Handle, _: LockOwner) -> Result<()> {
+        self.sync(cx, fh).await
+    }
+
+    async fn fsync(&self, cx: &Context, _: Node, fh: Handle, _: bool) -> Result<()> {
+        self.sync(cx, fh).await
+    }
+
+    /// A name is in the store when the call that made it returns, but for one of a new file, which is when that is closed.
+    async fn fsyncdir(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    async fn fallocate(
+        &self,
+        cx: &Context,
+        _: Node,
+        fh: Handle,
+        offset: u64,
+        len: u64,
+        mode: FallocateFlags,
+    ) -> Result<()> {
+        self.allocate(cx, fh, (offset, len), mode).await
+    }
+
+    async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
+        self.set(cx, node, set).await?;
+        Ok(Attributes::new(self.attr(&*self.known(node)?), self.ttl()))
+    }
+
+    async fn create(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        let known = self.make_file(parent, name, posix_of(cx, new))?;
+        let entry = self.entry(&known);
+        let opened = self.open_file(known.clone(), how.flags, how.origin);
+        let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
+        Ok((entry, Opened::new(fh).with_flags(OpenFlags::KEEP_CACHE)))
+    }
+
+    async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
+        let posix = posix_of(cx, new);
+        Ok(self.entry(&*self.make_node(cx, parent, name, &[], posix).await?))
+    }
+
+    async fn symlink(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<Entry> {
+        let posix = Posix {
+            special: Some((FileType::Symlink, 0)),
+            mode: Some(0o777),
+            uid: Some(cx.uid),
+            gid: Some(cx.gid),
+            ..Posix::default()
+        };
+        let target = target.to_bytes();
+        Ok(self.entry(&*self.make_node(cx, parent, name, target, posix).await?))
+    }
+
+    async fn link(&self, _: &Context, _: Node, _: Node, _: &CStr) -> Result<Entry> {
+        self.writing()?;
+        // As file systems without hard links answer, so that programs take another way.
+        Err(Errno::PERM.into())
+    }
+
+    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, _: &NewNode) -> Result<Entry> {
+        Ok(self.entry(&*self.make_directory(cx, parent, name).await?))
+    }
+
+    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
+        self.remove_file(cx, parent, name).await
+    }
+
+    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
+        self.remove_directory(cx, parent, name).await
+    }
+
+    async fn rename(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        new_parent: Node,
+        new_name: &CStr,
+        flags: RenameFlags,
+    ) -> Result<Unlinked> {
+        self.change_name(cx, (parent, name), (new_parent, new_name), flags)
+            .await
     }
 
     async fn opendir(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
@@ -666,13 +901,14 @@ impl FileSystem for ObjectFs {
         let list = match had {
             Some(list) => list,
             None => {
-                let list = match self.listings.fresh(&known.key, self.options.ttl) {
+                let list = match self.listings.fresh(&known.key(), self.options.ttl) {
                     Some(list) => list,
                     None => {
                         let all = self.list(cx, &known, usize::MAX).await?;
                         all.expect("no listing has more names")
                     }
                 };
+                let list = self.with_drafts(&known, list);
                 *uvfs_sys::lock(listing) = Some(list.clone());
                 list
             }
@@ -682,7 +918,7 @@ impl FileSystem for ObjectFs {
         let nothing = Entry::missing(Duration::ZERO);
         for (at, name) in [".", ".."].into_iter().enumerate().skip(first) {
             let entry = DirEntry {
-                ino: if name == "." { known.ino } else { ROOT.0 },
+                ino: if name == "." { known.ino() } else { ROOT.0 },
                 next: at as u64 + 1,
                 kind: FileType::Directory,
                 name: name.as_bytes(),
@@ -696,9 +932,10 @@ impl FileSystem for ObjectFs {
             }
         }
         let first = first.saturating_sub(2);
+        let directory = known.key();
         let key = |listed: &Listed| {
             let end = if listed.version.is_some() { "" } else { "/" };
-            format!("{}{}{end}", known.key, listed.name)
+            format!("{directory}{}{end}", listed.name)
         };
         // What fits into this answer.
         let (mut asked, mut begun) = (None, list.begun);
@@ -731,7 +968,15 @@ impl FileSystem for ObjectFs {
                     None => break,
                 },
             };
+            let written = self.writing.as_ref().and_then(|all| all.drafts.get(&key));
+            let written = written.filter(|_| plus && sink.fits(listed.name.len()));
+            let written = written.and_then(|draft| self.tree.drafted(&key, &draft));
             let added = match facts {
+                _ if written.is_some() => {
+                    let found = self.entry(&written.expect("it is some"));
+                    let kind = FileType::from_raw_mode(found.attr.mode);
+                    sink.add_plus(entry(found.attr.ino, kind), &found)
+                }
                 Some(facts) if sink.fits(listed.name.len()) => {
                     let found = self.entry(&self.tree.looked_up(key, facts, begun));
                     let kind = FileType::from_raw_mode(found.attr.mode);

@@ -20,6 +20,7 @@
 mod cache;
 mod clients;
 mod counters;
+mod draft;
 mod engine;
 mod fs;
 mod listing;
@@ -28,7 +29,9 @@ mod object;
 mod posix;
 mod store;
 mod tree;
+mod upload;
 mod window;
+mod write;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,6 +64,8 @@ pub struct Options {
     /// Types, modes, owners and times come from the objects' user metadata where they have it. Listings do not carry it, so
     /// each name whose attributes a program asks for costs a request.
     pub metadata: bool,
+    /// Programs may change files. close(2) and fsync(2) return when the store has what was written.
+    pub writes: bool,
     /// Owner of files whose metadata names none.
     pub uid: u32,
     /// Group of files whose metadata names none.
@@ -82,6 +87,7 @@ impl Default for Options {
             memory: 128 << 20,
             backing_files: true,
             metadata: false,
+            writes: false,
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             file_mode: 0o644,

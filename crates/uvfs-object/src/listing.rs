@@ -1,6 +1,6 @@
 //! Listings of directories: what answers lookups for a while, and tells in which order a program walks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,24 @@ impl Listing {
         Self { names, begun }
     }
 
+    /// The same with changes.
+    fn with(&self, directory: &str, changes: BTreeMap<String, Option<Option<Version>>>) -> Self {
+        let kept = self.names.iter();
+        let kept = kept.filter(|listed| !changes.contains_key(&listed.name));
+        let mut names: Vec<_> = kept.cloned().collect();
+        let new = changes.into_iter();
+        names.extend(new.filter_map(|(name, now)| now.map(|version| Listed { name, version })));
+        Self::new(directory, names, self.begun)
+    }
+
+    /// The same with more names, where it does not have them.
+    pub(crate) fn and(&self, directory: &str, more: Vec<Listed>) -> Self {
+        let more = more.into_iter();
+        let more = more.filter(|listed| self.find(&listed.name).is_none());
+        let names = self.names.iter().cloned().chain(more).collect();
+        Self::new(directory, names, self.begun)
+    }
+
     fn find(&self, name: &str) -> Option<usize> {
         let found = self.names.binary_search_by(|one| (*one.name).cmp(name));
         found.ok()
@@ -62,6 +80,10 @@ impl Listing {
 /// What is known of a directory.
 struct Directory {
     listing: Option<Arc<Listing>>,
+    /// Names that have changed through the mount since: gone, directories, or versions.
+    changes: BTreeMap<String, Option<Option<Version>>>,
+    /// When the last of them did.
+    changed: Option<Instant>,
     /// Too many names for [`MOST_NAMES`].
     large: bool,
     /// Lookups that no listing answered, since a moment.
@@ -74,6 +96,8 @@ impl Directory {
     fn new() -> Self {
         Self {
             listing: None,
+            changes: BTreeMap::new(),
+            changed: None,
             large: false,
             lookups: 0,
             since: Instant::now(),
@@ -108,9 +132,45 @@ pub(crate) struct Listings(Mutex<HashMap<String, Directory>>);
 impl Listings {
     /// A listing that is younger than `age`.
     pub(crate) fn fresh(&self, directory: &str, age: Duration) -> Option<Arc<Listing>> {
-        let all = uvfs_sys::lock(&self.0);
-        let listing = all.get(directory)?.listing.as_ref()?;
-        (listing.begun.elapsed() < age).then(|| listing.clone())
+        let mut all = uvfs_sys::lock(&self.0);
+        let known = all.get_mut(directory)?;
+        let listing = known.listing.as_mut()?;
+        if listing.begun.elapsed() >= age {
+            return None;
+        }
+        if !known.changes.is_empty() {
+            let changes = std::mem::take(&mut known.changes);
+            *listing = Arc::new(listing.with(directory, changes));
+        }
+        Some(listing.clone())
+    }
+
+    /// A name changes through the mount: it is gone, a directory, or a version.
+    pub(crate) fn changed(&self, directory: &str, name: &str, now: Option<Option<Version>>) {
+        let mut all = uvfs_sys::lock(&self.0);
+        let known = all
+            .entry(directory.to_owned())
+            .or_insert_with(Directory::new);
+        known.changed = Some(Instant::now());
+        if known.listing.is_some() {
+            known.changes.insert(name.to_owned(), now);
+        }
+    }
+
+    /// A directory is new, and empty.
+    pub(crate) fn begin(&self, directory: &str) {
+        let empty = Listing::new(directory, Vec::new(), Instant::now());
+        self.keep(directory, Some(Arc::new(empty)));
+    }
+
+    /// A directory, and all below it, are gone or others.
+    pub(crate) fn forget_below(&self, directory: &str) {
+        for (key, known) in uvfs_sys::lock(&self.0).iter_mut() {
+            if key.starts_with(directory) {
+                known.listing = None;
+                known.changed = Some(Instant::now());
+            }
+        }
     }
 
     /// Keeps a listing; `None` for one with too many names for a lookup.
@@ -119,13 +179,19 @@ impl Listings {
         let names = |one: &Directory| one.listing.as_ref().map_or(1, |list| list.names.len());
         let new = listing.as_ref().map_or(1, |list| list.names.len());
         if all.values().map(names).sum::<usize>() + new > KEPT {
-            all.clear();
+            for known in all.values_mut() {
+                (known.listing, known.changes) = (None, BTreeMap::new());
+            }
         }
-        let walk = all.remove(directory).map(|had| had.walk);
+        let had = all.remove(directory);
+        let changed = had.as_ref().and_then(|had| had.changed);
+        // It may not have a change of meanwhile.
+        let overtaken = |list: &Arc<Listing>| changed.is_some_and(|at| at >= list.begun);
         let known = Directory {
             large: new > MOST_NAMES || listing.is_none(),
-            listing: listing.filter(|list| list.names.len() <= KEPT),
-            walk: walk.unwrap_or_default(),
+            listing: listing.filter(|list| list.names.len() <= KEPT && !overtaken(list)),
+            changed,
+            walk: had.map(|had| had.walk).unwrap_or_default(),
             ..Directory::new()
         };
         all.insert(directory.to_owned(), known);
@@ -135,6 +201,7 @@ impl Listings {
     pub(crate) fn forget(&self, directory: &str) {
         if let Some(known) = uvfs_sys::lock(&self.0).get_mut(directory) {
             known.listing = None;
+            known.changed = Some(Instant::now());
         }
     }
 
@@ -152,7 +219,8 @@ impl Listings {
         if let Some(list) = &known.listing
             && list.begun.elapsed() < age
         {
-            let facts = list.find(name).map(|at| list.names[at].version.clone());
+            let listed = || list.find(name).map(|at| list.names[at].version.clone());
+            let facts = (known.changes.get(name).cloned()).unwrap_or_else(listed);
             return Found::Known(facts.map(Facts::from), list.begun);
         }
         if known.since.elapsed() >= age {
@@ -293,7 +361,7 @@ mod tests {
         (0..100).for_each(|n| all.keep(&format!("{n}/"), Some(numbered(9000, 1))));
         let names: usize = uvfs_sys::lock(&all.0)
             .values()
-            .map(|one| one.listing.as_ref().unwrap().names.len())
+            .map(|one| one.listing.as_ref().map_or(0, |list| list.names.len()))
             .sum();
         assert!(names <= KEPT);
     }

@@ -204,6 +204,20 @@ impl Object {
         }
     }
 
+    /// Copies a range that is in the data file to the same place of another file.
+    pub(crate) fn copy_to(&self, to: &File, range: Range<u64>) -> io::Result<()> {
+        let (mut from, mut at) = (range.start, range.start);
+        while from < range.end {
+            let rest = (range.end - from) as usize;
+            let copied =
+                rustix::fs::copy_file_range(&self.file, Some(&mut from), to, Some(&mut at), rest)?;
+            if copied == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
     /// How many bytes of a range are not in the data file.
     fn missing(&self, state: &Pieces, range: &Range<u64>) -> u64 {
         if state.good == state.pieces.len() {

@@ -1,5 +1,6 @@
 //! Types, modes, owners and times that user metadata gives a file, by the names that s3fs, rclone and GeeseFS use.
 
+use std::collections::HashMap;
 use std::str::FromStr;
 
 use rustix::fs::FileType;
@@ -51,6 +52,32 @@ impl Posix {
             atime: time("atime"),
             ctime: time("ctime"),
         }
+    }
+}
+
+impl Posix {
+    /// The metadata of a file with these attributes, as s3fs writes it.
+    pub(crate) fn words(&self) -> HashMap<String, String> {
+        let (kind, rdev) = self.special.unwrap_or((FileType::RegularFile, 0));
+        let mode = self.mode.map(|mode| kind.as_raw_mode() | mode);
+        let number = |value: Option<u32>| value.map(|value| value.to_string());
+        let time = |(seconds, nanos): Time| match (seconds, nanos) {
+            // The fraction of what is before 1970 counts away from it.
+            (..0, 1..) if seconds == -1 => format!("-0.{:09}", 1_000_000_000 - nanos),
+            (..0, 1..) => format!("{}.{:09}", seconds + 1, 1_000_000_000 - nanos),
+            _ => format!("{seconds}.{nanos:09}"),
+        };
+        let words = [
+            ("mode", number(mode)),
+            ("uid", number(self.uid)),
+            ("gid", number(self.gid)),
+            ("mtime", self.mtime.map(time)),
+            ("rdev", number(Some(rdev).filter(|rdev| *rdev != 0))),
+        ];
+        let words = words.into_iter();
+        words
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect()
     }
 }
 
@@ -185,6 +212,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_written_is_read(mode in 0..=0o7777_u32, uid in 0..u32::MAX, time in SECONDS, nanos in 0..1_000_000_000_u32) {
+            let kinds = [None, Some((FileType::Symlink, 0)), Some((FileType::CharacterDevice, 259))];
+            for special in kinds {
+                // The mode of a link is always the same.
+                let mode = if special == Some((FileType::Symlink, 0)) { 0o777 } else { mode };
+                let posix = Posix { special, mode: Some(mode), uid: Some(uid), gid: Some(7), mtime: Some((time, nanos)), ..Posix::default() };
+                let words = posix.words();
+                let read = Posix::new(|name| words.get(name).map(String::as_str));
+                prop_assert_eq!(read, posix);
+            }
+        }
+
         #[test]
         fn any_value_is_read_without_a_panic(value in "[-+.:0-9TZx ]{0,80}|.{0,80}") {
             let posix = Posix::new(|_| Some(&value));

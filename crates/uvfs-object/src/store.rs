@@ -17,11 +17,14 @@ use uvfs_server::fs::{Error, Result};
 use crate::Options;
 use crate::counters::{Counted, Counters};
 use crate::posix::Posix;
+use crate::upload::{Conditions, PART, PARTS};
 
 /// The longest name of a file in bytes, as in most file systems.
 pub(crate) const NAME_MAX: usize = 255;
 /// Attempts after the first one.
 const RETRIES: usize = 4;
+/// How much longer than another request an upload may take: what is under way at a time, by a line of 256 KiB/s.
+const UPLOAD: Duration = Duration::from_secs((PARTS as u64 * PART) >> 18);
 /// Objects of an answer that only shows whether there are any.
 const ANY: usize = 2;
 
@@ -35,7 +38,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    fn new(meta: &Metadata) -> Self {
+    pub(crate) fn new(meta: &Metadata) -> Self {
         let modified = meta.last_modified().map(SystemTime::from);
         let modified = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         // Some stores leave out the quotes in listings.
@@ -85,6 +88,7 @@ impl From<Option<Version>> for Facts {
 }
 
 /// An entry of a listing.
+#[derive(Clone)]
 pub(crate) struct Listed {
     /// The last component of the key.
     pub(crate) name: String,
@@ -95,12 +99,17 @@ pub(crate) struct Listed {
 /// A store below a prefix. Keys are relative to it; directories end in `/`.
 #[derive(Clone)]
 pub(crate) struct Store {
-    operator: Operator,
+    pub(crate) operator: Operator,
     /// See [`Store::name`].
     name: Arc<str>,
-    /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where user
-    /// metadata counts.
+    /// The same without OpenDAL's simulation of directories, which lists where it is asked for a marker. Where markers
+    /// count.
     markers: Option<Operator>,
+    /// User metadata counts.
+    pub(crate) metadata: bool,
+    /// The same with time for uploads.
+    pub(crate) uploads: Operator,
+    pub(crate) puts: Arc<Conditions>,
     pub(crate) counters: Arc<Counters>,
     conditions: bool,
     /// The longest key in bytes.
@@ -131,7 +140,7 @@ fn words(error: &opendal::Error) -> String {
 }
 
 /// An error of the store, with the object's name for the log.
-fn failed(key: &str, error: opendal::Error) -> Error {
+pub(crate) fn failed(key: &str, error: opendal::Error) -> Error {
     let errno = match error.kind() {
         ErrorKind::NotFound => return Errno::NOENT.into(),
         // The object is shorter than it was, or another.
@@ -200,7 +209,7 @@ impl Store {
             .with_min_delay(Duration::from_millis(100))
             .with_max_delay((options.timeout / 4).max(Duration::from_millis(100)))
             .with_max_times(RETRIES);
-        let patient = |operator: Operator| {
+        let patient = |operator: Operator, attempt| {
             let late = TimeoutLayer::new().with_timeout(attempt);
             operator
                 .layer(late.with_io_timeout(attempt))
@@ -208,9 +217,13 @@ impl Store {
                 .layer(Counted(counters.clone()))
         };
         let (base, service) = (operator.base_context(), operator.base_service());
-        let bare = || patient(Operator::from_parts(base.clone(), service.clone()));
-        let markers = options.metadata.then(bare);
-        let operator = patient(operator);
+        let bare = || {
+            let bare = Operator::from_parts(base.clone(), service.clone());
+            patient(bare, attempt)
+        };
+        let markers = (options.metadata || options.writes).then(bare);
+        let uploads = patient(operator.clone(), attempt + UPLOAD);
+        let operator = patient(operator, attempt);
         let info = operator.info();
         let conditions = info.capability().read_with_if_match;
         // S3, GCS and Azure have this limit, the root included; directories have that of a path.
@@ -225,6 +238,9 @@ impl Store {
             operator,
             name,
             markers,
+            metadata: options.metadata,
+            uploads,
+            puts: Arc::default(),
             counters,
             conditions,
             key_max,
@@ -244,11 +260,27 @@ impl Store {
     }
 
     /// Waits for an answer, retries included, for no longer than [`Store::timeout`].
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         answer: impl IntoFuture<Output = opendal::Result<T>>,
     ) -> opendal::Result<T> {
-        let answer = tokio::time::timeout(self.timeout, answer.into_future());
+        self.within_time(self.timeout, answer).await
+    }
+
+    /// The same for an upload, which may take longer.
+    pub(crate) async fn uploaded<T>(
+        &self,
+        answer: impl IntoFuture<Output = opendal::Result<T>>,
+    ) -> opendal::Result<T> {
+        self.within_time(self.timeout + UPLOAD, answer).await
+    }
+
+    async fn within_time<T>(
+        &self,
+        timeout: Duration,
+        answer: impl IntoFuture<Output = opendal::Result<T>>,
+    ) -> opendal::Result<T> {
+        let answer = tokio::time::timeout(timeout, answer.into_future());
         let answer = answer.await.map_err(|_| self.late()).flatten();
         match &answer {
             Ok(_) => *uvfs_sys::lock(&self.answered) = Instant::now(),
@@ -288,7 +320,7 @@ impl Store {
         match self.within(operator.stat(key)).await {
             Ok(meta) if is_directory != (meta.mode() == EntryMode::DIR) => Ok(None),
             Ok(meta) => {
-                let posix = match meta.user_metadata().filter(|_| self.markers.is_some()) {
+                let posix = match meta.user_metadata().filter(|_| self.metadata) {
                     Some(user) => Posix::new(|name| user.get(name)),
                     None => Posix::default(),
                 };
@@ -306,7 +338,7 @@ impl Store {
     pub(crate) async fn facts(&self, key: &str) -> Result<Option<Facts>> {
         match is_directory(key) {
             false => self.stat(key).await,
-            true if self.markers.is_none() => Ok(Some(Facts::default())),
+            true if !self.metadata => Ok(Some(Facts::default())),
             true => Ok(Some(self.stat(key).await?.unwrap_or_default())),
         }
     }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 use uvfs_server::fs::{Errno, Node, ROOT, Result};
 
+use crate::draft::Draft;
 use crate::object::Object;
 use crate::posix::Posix;
 use crate::store::{self, Facts, Version};
@@ -14,11 +15,18 @@ use crate::store::{self, Facts, Version};
 /// A file or directory that the kernel knows.
 pub(crate) struct Known {
     pub(crate) node: Node,
-    /// The number that programs see.
-    pub(crate) ino: u64,
-    /// Below the prefix; of a directory with a `/` at the end, but for the root's, which is empty.
-    pub(crate) key: String,
+    directory: bool,
+    name: Mutex<Name>,
     pub(crate) state: Mutex<State>,
+    /// Held while a draft of it begins.
+    pub(crate) making: tokio::sync::Mutex<()>,
+}
+
+struct Name {
+    /// Below the prefix; of a directory with a `/` at the end, but for the root's, which is empty.
+    key: Arc<str>,
+    /// The number that programs see.
+    ino: u64,
 }
 
 /// What changes of a file.
@@ -37,6 +45,14 @@ pub(crate) struct State {
     pub(crate) backing: Option<(i32, u64)>,
     /// The pieces of this version, while the file is open.
     pub(crate) object: Option<Arc<Object>>,
+    /// What programs wrote since.
+    pub(crate) draft: Option<Arc<Draft>>,
+    /// Opens for writing, and changes that are under way.
+    pub(crate) writers: u64,
+    /// No name leads to it any more.
+    pub(crate) removed: bool,
+    /// A directory that has a marker.
+    pub(crate) marked: bool,
 }
 
 impl State {
@@ -47,7 +63,15 @@ impl State {
 
 impl Known {
     pub(crate) fn is_directory(&self) -> bool {
-        store::is_directory(&self.key)
+        self.directory
+    }
+
+    pub(crate) fn key(&self) -> Arc<str> {
+        uvfs_sys::lock(&self.name).key.clone()
+    }
+
+    pub(crate) fn ino(&self) -> u64 {
+        uvfs_sys::lock(&self.name).ino
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -115,6 +139,67 @@ impl Tree {
         made
     }
 
+    /// Counts a lookup of a key that has a draft. `None` if the draft has ended meanwhile.
+    pub(crate) fn drafted(&self, key: &str, draft: &Arc<Draft>) -> Option<Arc<Known>> {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        let had = nodes.by_key.get(key).cloned();
+        let number = had.as_ref().map_or(nodes.next, |had| had.node.0);
+        let known = had.unwrap_or_else(|| {
+            let facts = Facts::from(Some(Version::default()));
+            Arc::new(known(Node(number), key.to_owned(), facts, None))
+        });
+        {
+            let mut state = known.state();
+            let mut now = draft.state();
+            if now.ended {
+                return None;
+            }
+            if state.draft.is_none() {
+                state.draft = Some(draft.clone());
+                now.node = Arc::downgrade(&known);
+            }
+        }
+        nodes.next = nodes.next.max(number + 1);
+        let (_, lookups) = (nodes.by_number.entry(number)).or_insert_with(|| (known.clone(), 0));
+        *lookups += 1;
+        nodes.by_key.insert(key.to_owned(), known.clone());
+        Some(known)
+    }
+
+    /// The node that a key has now.
+    pub(crate) fn at(&self, key: &str) -> Option<Arc<Known>> {
+        uvfs_sys::lock(&self.0).by_key.get(key).cloned()
+    }
+
+    /// No name leads to the node of a key any more.
+    pub(crate) fn removed(&self, key: &str) {
+        if let Some(known) = uvfs_sys::lock(&self.0).by_key.remove(key) {
+            known.state().removed = true;
+        }
+    }
+
+    /// The node of a key, or all below that of a directory, have another key. What had it has none any more.
+    pub(crate) fn renamed(&self, from: &str, to: &str) {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        if let Some(replaced) = nodes.by_key.remove(to) {
+            replaced.state().removed = true;
+        }
+        let below = |key: &&String| match store::is_directory(from) {
+            true => key.starts_with(from),
+            false => *key == from,
+        };
+        let moved: Vec<_> = nodes.by_key.keys().filter(below).cloned().collect();
+        for key in moved {
+            let known = nodes.by_key.remove(&key).expect("it was listed");
+            let now = format!("{to}{}", &key[from.len()..]);
+            *uvfs_sys::lock(&known.name) = Name {
+                key: now.as_str().into(),
+                ino: ino(&now),
+            };
+            nodes.by_key.insert(now, known);
+        }
+    }
+
     /// The kernel takes back lookups.
     pub(crate) fn forget(&self, node: Node, count: u64) {
         let mut nodes = uvfs_sys::lock(&self.0);
@@ -129,10 +214,10 @@ impl Tree {
         nodes.by_number.remove(&node.0);
         if nodes
             .by_key
-            .get(&known.key)
+            .get(&*known.key())
             .is_some_and(|now| now.node == node)
         {
-            nodes.by_key.remove(&known.key);
+            nodes.by_key.remove(&*known.key());
         }
     }
 }
@@ -142,6 +227,10 @@ pub(crate) fn is_now(known: &Known, now: &Facts, asked: Instant) -> bool {
     let mut state = known.state();
     // It is known better than by a listing of before.
     if state.asked.is_some_and(|known| known > asked) {
+        return true;
+    }
+    // What programs wrote counts until the store has it.
+    if state.draft.is_some() {
         return true;
     }
     // The kernel takes a node of another type for a broken one.
@@ -167,8 +256,12 @@ fn known(node: Node, key: String, facts: Facts, asked: Option<Instant>) -> Known
     };
     Known {
         node,
-        ino,
-        key,
+        directory: store::is_directory(&key),
+        name: Mutex::new(Name {
+            key: key.into(),
+            ino,
+        }),
+        making: tokio::sync::Mutex::default(),
         state: Mutex::new(State {
             version: facts.version,
             posix: facts.posix,
@@ -211,7 +304,7 @@ mod tests {
         );
         let two = tree.looked_up("a".into(), version("2"), Instant::now());
         assert_ne!(two.node, one.node);
-        assert_eq!(two.ino, one.ino);
+        assert_eq!(two.ino(), one.ino());
         assert_eq!(
             one.state().version.as_ref().unwrap().etag.as_deref(),
             Some("1")

@@ -11,6 +11,7 @@ mod proxy;
 mod reports;
 mod stores;
 mod walk;
+mod writes;
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -43,8 +44,11 @@ fn serve(uri: &str, change: impl FnOnce(&mut Options)) -> Served {
     options.ttl = Duration::ZERO;
     options.cache_dir = Some(scratch.path().join("cache"));
     change(&mut options);
+    let mut how = uvfs_server::Options::named("objects");
+    if !options.writes {
+        how = how.read_only();
+    }
     let fs = ObjectFs::open(uri, options).unwrap();
-    let mut how = uvfs_server::Options::named("objects").read_only();
     // As the command mounts.
     how.mount.flags |= MountFlags::NOSUID | MountFlags::NODEV;
     let mounted = mount(fs, &point, how).unwrap();
@@ -395,6 +399,7 @@ fn all(store: &(impl At + Sync)) {
     the_cache_has_a_limit(store);
     model::random_calls(store);
     model::versions_under_readers(store);
+    writes::all(store);
 }
 
 #[test]

@@ -1,0 +1,383 @@
+//! Drafts: what programs wrote and the store may not have yet, as files of the cache's directory.
+//!
+//! A draft has a data file (`NUMBER.new`) and a record (`NUMBER.draft`), which says what object it is to become, and whether
+//! the store has it already. The record is written before a change is answered, so after kill -9 the next mount goes on
+//! with the draft.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::FileType;
+use uvfs_io::ops;
+use uvfs_server::fs::{Errno, Result};
+
+use crate::map::{self, ENTRIES};
+use crate::posix::Posix;
+use crate::store::Version;
+use crate::tree::Known;
+
+/// The bytes of a record behind the header of a map.
+const TAIL: usize = 32;
+/// Flags of a record.
+const REPLACES: u32 = 1;
+const CLEAN: u32 = 2;
+/// Stands for an attribute that the record does not have.
+const NONE: u32 = u32::MAX;
+
+/// A file's contents, which programs change.
+pub(crate) struct Draft {
+    /// The path of its files, without their extensions. `None` for one that no name leads to.
+    path: Option<PathBuf>,
+    pub(crate) file: File,
+    /// The same file.
+    pub(crate) data: Arc<ops::File>,
+    state: Mutex<State>,
+    /// Held over a put, and over a change of the name.
+    pub(crate) order: tokio::sync::Mutex<()>,
+    /// A task puts it until that succeeds.
+    pub(crate) settling: AtomicBool,
+}
+
+/// What a draft is to become.
+#[derive(Clone)]
+pub(crate) struct State {
+    pub(crate) key: String,
+    /// The version that it takes the place of; `None` for a new object.
+    pub(crate) replaces: Option<Version>,
+    pub(crate) posix: Posix,
+    /// Counts changes. The store has the contents as of the change `stored`.
+    changes: u64,
+    stored: u64,
+    /// The checksums of the pieces that the store has.
+    pub(crate) sums: Vec<u32>,
+    /// No name leads to it any more.
+    pub(crate) removed: bool,
+    /// The store has it, and its file is the cache's.
+    pub(crate) ended: bool,
+    /// The node that it is open as.
+    pub(crate) node: Weak<Known>,
+}
+
+impl State {
+    /// The same for another key.
+    pub(crate) fn at(&self, key: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the store has other contents.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.changes != self.stored && !self.removed
+    }
+}
+
+impl Draft {
+    fn open(path: Option<PathBuf>, file: File, state: State) -> io::Result<Self> {
+        let data = ops::File::from(OwnedFd::from(file.try_clone()?));
+        Ok(Self {
+            path,
+            file,
+            data: Arc::new(data),
+            state: Mutex::new(state),
+            order: tokio::sync::Mutex::default(),
+            settling: AtomicBool::default(),
+        })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        uvfs_sys::lock(&self.state)
+    }
+
+    /// The file that the cache may take over.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        Some(self.path.as_ref()?.with_extension("new"))
+    }
+
+    /// Notes a change. Called before the change, so that the record has it, and again after it: a put that began meanwhile
+    /// may not have it.
+    pub(crate) fn change(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.changes == state.stored {
+            state.changes += 1;
+            let noted = self.note(&state);
+            return noted.inspect_err(|_| state.changes -= 1);
+        }
+        state.changes += 1;
+        Ok(())
+    }
+
+    /// The store has the contents of when `before` was copied, as this version.
+    pub(crate) fn stored(&self, before: &State, version: Version, sums: Vec<u32>) -> Result<()> {
+        let mut state = self.state();
+        state.stored = before.changes;
+        state.replaces = Some(version);
+        state.sums = sums;
+        self.note(&state)
+    }
+
+    /// It is to become another object from now on.
+    pub(crate) fn renamed(&self, key: &str, replaces: Option<Version>) -> Result<()> {
+        let mut state = self.state();
+        key.clone_into(&mut state.key);
+        state.replaces = replaces;
+        self.note(&state)
+    }
+
+    /// Brings the record up to date, in one step.
+    fn note(&self, state: &State) -> Result<()> {
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        let record = record(state).ok_or(Errno::NAMETOOLONG)?;
+        let (new, place) = (path.with_extension("tmp"), path.with_extension("draft"));
+        std::fs::write(&new, record)?;
+        Ok(std::fs::rename(new, place)?)
+    }
+
+    /// Removes the record and, if it is still there, the data file. What is open stays readable.
+    pub(crate) fn discard(&self) {
+        let Some(path) = &self.path else {
+            return;
+        };
+        for extension in ["draft", "new"] {
+            let path = path.with_extension(extension);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// All drafts, by their keys.
+pub(crate) struct Drafts {
+    root: PathBuf,
+    next: AtomicU64,
+    all: Mutex<BTreeMap<String, Arc<Draft>>>,
+}
+
+impl Drafts {
+    /// Takes over what earlier mounts left in a directory, and removes what no program was told of.
+    pub(crate) fn open(root: &Path) -> io::Result<Self> {
+        let (mut all, mut next) = (BTreeMap::new(), 0);
+        for entry in root.read_dir()? {
+            let path = entry?.path();
+            let number = path.file_stem().and_then(|stem| stem.to_str());
+            let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
+            let extension = path.extension().and_then(|end| end.to_str());
+            let (Some(number), Some(extension)) = (number, extension) else {
+                continue;
+            };
+            next = next.max(number + 1);
+            match extension {
+                "draft" => {
+                    if let Some(draft) = found(&path)? {
+                        let key = draft.state().key.clone();
+                        all.insert(key, Arc::new(draft));
+                    }
+                }
+                "new" if !path.with_extension("draft").exists() => std::fs::remove_file(&path)?,
+                "tmp" => std::fs::remove_file(&path)?,
+                _ => {}
+            }
+        }
+        Ok(Self {
+            root: root.to_owned(),
+            next: AtomicU64::new(next),
+            all: Mutex::new(all),
+        })
+    }
+
+    /// Begins an empty draft. One that no name leads to has no record.
+    pub(crate) fn begin(&self, state: State) -> Result<Arc<Draft>> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.root.join(format!("{number:016x}"));
+        let new = path.with_extension("new");
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create_new(true).mode(0o600);
+        let file = how.open(&new)?;
+        if state.removed {
+            std::fs::remove_file(&new)?;
+            return Ok(Arc::new(Draft::open(None, file, state)?));
+        }
+        let draft = Draft::open(Some(path), file, state)?;
+        let noted = draft.note(&draft.state());
+        noted.inspect_err(|_| draft.discard())?;
+        Ok(Arc::new(draft))
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<Arc<Draft>> {
+        self.all().get(key).cloned()
+    }
+
+    pub(crate) fn insert(&self, draft: Arc<Draft>) {
+        let key = draft.state().key.clone();
+        self.all().insert(key, draft);
+    }
+
+    /// Takes a draft out, if it is this one.
+    pub(crate) fn take(&self, key: &str, draft: &Arc<Draft>) {
+        let mut all = self.all();
+        if all.get(key).is_some_and(|had| Arc::ptr_eq(had, draft)) {
+            all.remove(key);
+        }
+    }
+
+    /// The drafts whose keys begin so.
+    pub(crate) fn below(&self, prefix: &str) -> Vec<(String, Arc<Draft>)> {
+        let all = self.all();
+        let from = all.range(prefix.to_owned()..);
+        let below = from.take_while(|(key, _)| key.starts_with(prefix));
+        below
+            .map(|(key, draft)| (key.clone(), draft.clone()))
+            .collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Draft>>> {
+        uvfs_sys::lock(&self.all)
+    }
+}
+
+/// The draft of a record; `None` for one that the store has.
+fn found(record: &Path) -> io::Result<Option<Draft>> {
+    let path = record.with_extension("");
+    let data = record.with_extension("new");
+    let Some(state) = parse(&std::fs::read(record)?) else {
+        // A record is written in one step, so the disk has damaged it.
+        let lost = record.with_extension("lost");
+        std::fs::rename(&data, &lost)?;
+        let (record, lost) = (record.display(), lost.display());
+        tracing::error!(%record, "not a record: what was written is in {lost}");
+        std::fs::remove_file(path.with_extension("draft"))?;
+        return Ok(None);
+    };
+    let file = OpenOptions::new().read(true).write(true).open(&data);
+    let file = match file {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        file => Some(file?),
+    };
+    match file.filter(|_| state.is_dirty()) {
+        Some(file) => Draft::open(Some(path), file, state).map(Some),
+        None => {
+            std::fs::remove_file(record)?;
+            let _ = std::fs::remove_file(data);
+            Ok(None)
+        }
+    }
+}
+
+/// The state of a draft as it begins; `changes` is 0 if it has what the store has.
+pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes: u64) -> State {
+    State {
+        key: key.to_owned(),
+        replaces,
+        posix,
+        changes,
+        stored: 0,
+        sums: Vec::new(),
+        removed: false,
+        ended: false,
+        node: Weak::new(),
+    }
+}
+
+/// A record: the header of a map, and then a CRC-32C of the rest, flags, and attributes, each of 4 bytes, little-endian.
+fn record(state: &State) -> Option<Vec<u8>> {
+    let replaces = state.replaces.clone();
+    let flag = |is, flag| if is { flag } else { 0 };
+    let flags = flag(replaces.is_some(), REPLACES) | flag(!state.is_dirty(), CLEAN);
+    let (kind, rdev) = match state.posix.special {
+        Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
+        None => (0, 0),
+    };
+    let attribute = |value: Option<u32>| value.unwrap_or(NONE);
+    let words = [
+        flags,
+        attribute(state.posix.mode),
+        attribute(state.posix.uid),
+        attribute(state.posix.gid),
+        kind,
+        rdev,
+        0,
+    ];
+    let tail: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    let mut all = map::header(&state.key, &replaces.unwrap_or_default())?;
+    all.extend(crc32c::crc32c(&tail).to_le_bytes());
+    all.extend(tail);
+    debug_assert_eq!(all.len(), ENTRIES as usize + TAIL);
+    Some(all)
+}
+
+fn parse(record: &[u8]) -> Option<State> {
+    let (header, tail) = record.split_at_checked(ENTRIES as usize)?;
+    let (key, version) = map::parse(header)?;
+    let (sum, tail) = tail.split_first_chunk()?;
+    if tail.len() != TAIL - 4 || u32::from_le_bytes(*sum) != crc32c::crc32c(tail) {
+        return None;
+    }
+    let (words, _) = tail.as_chunks();
+    let word = |at: usize| u32::from_le_bytes(words[at]);
+    let attribute = |at| Some(word(at)).filter(|value| *value != NONE);
+    let flags = word(0);
+    let special = match FileType::from_raw_mode(word(4)) {
+        _ if word(4) == 0 => None,
+        FileType::Unknown | FileType::RegularFile | FileType::Directory => return None,
+        kind => Some((kind, word(5))),
+    };
+    let posix = Posix {
+        special,
+        mode: attribute(1).map(|mode| mode & 0o7777),
+        uid: attribute(2),
+        gid: attribute(3),
+        ..Posix::default()
+    };
+    let replaces = (flags & REPLACES != 0).then_some(version);
+    let changes = u64::from(flags & CLEAN == 0);
+    Some(state(&key, replaces, posix, changes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back(
+            key in "[ -~]{1,1000}",
+            etag in proptest::option::of("[ -~]{0,60}"),
+            mode in proptest::option::of(0..=0o7777_u32),
+            dirty: bool,
+        ) {
+            let replaces = etag.map(|etag| Version { etag: Some(etag), modified: None, size: 7 });
+            let posix = Posix { mode, uid: Some(3), ..Posix::default() };
+            let one = state(&key, replaces, posix, u64::from(dirty));
+            let two = parse(&record(&one).unwrap()).unwrap();
+            prop_assert_eq!(two.key, one.key);
+            prop_assert_eq!(two.posix, one.posix);
+            prop_assert_eq!(two.changes, one.changes);
+            let etag = |version: Option<Version>| version.and_then(|version| version.etag);
+            prop_assert_eq!(etag(two.replaces), etag(one.replaces));
+        }
+
+        #[test]
+        fn any_record_is_read_without_a_panic(at in 0..ENTRIES as usize + TAIL, bit in 0..8_u32, cut: usize) {
+            let whole = record(&state("key", None, Posix::default(), 1)).unwrap();
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1_u8 << bit;
+            prop_assert!(parse(&bytes).is_none());
+            prop_assert!(parse(&whole[..cut % whole.len()]).is_none());
+        }
+    }
+}

@@ -1,0 +1,978 @@
+//! Changes of files and names.
+//!
+//! What a program writes goes into a draft (`draft.rs`). close(2), fsync(2) and changes without an open file wait until the
+//! store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use uvfs_io::ops;
+use uvfs_server::fs::*;
+
+use crate::draft::{self, Draft, Drafts};
+use crate::fs::{ObjectFs, Open, REQUEST, child, split};
+use crate::listing::Listings;
+use crate::object::{Fetch, Object};
+use crate::posix::Posix;
+use crate::store::{Facts, NAME_MAX, Version, is_directory};
+use crate::tree::{Known, Tree};
+use crate::upload::{PART, PARTS, Stored, Words};
+
+/// Puts of one draft that begin anew because the file was made shorter meanwhile.
+const TRIES: usize = 5;
+/// Pauses between puts of a draft that fail.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Bytes that are taken over from a version at a time.
+const RUN: u64 = 4 << 20;
+/// Characters of a file's name that the name of its conflict keeps, at most.
+const KEPT_NAME: usize = NAME_MAX - 40;
+
+/// What changes need, also without a request.
+pub(crate) struct Writing {
+    pub(crate) fetch: Fetch,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) listings: Arc<Listings>,
+    pub(crate) drafts: Drafts,
+    /// As many as [`Fetch::permits`] has.
+    pub(crate) permits: usize,
+}
+
+/// What is at a key.
+pub(crate) enum There {
+    Draft(Arc<Draft>),
+    /// The store said so when it was asked.
+    Facts(Facts, Instant),
+}
+
+impl There {
+    fn is_directory(&self) -> bool {
+        matches!(self, Self::Facts(facts, _) if facts.version.is_none())
+    }
+
+    /// What the store has there.
+    fn version(&self) -> Option<Version> {
+        match self {
+            Self::Draft(draft) => draft.state().replaces.clone(),
+            Self::Facts(facts, _) => facts.version.clone(),
+        }
+    }
+}
+
+impl Writing {
+    /// Puts a draft if the store has other contents.
+    pub(crate) async fn put(&self, draft: &Arc<Draft>) -> Result<()> {
+        let _order = draft.order.lock().await;
+        self.put_in_order(draft).await
+    }
+
+    async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
+        let store = &self.fetch.store;
+        for _ in 0..TRIES {
+            let before = draft.state().clone();
+            if !before.is_dirty() {
+                return Ok(());
+            }
+            let under_way = draft.file.metadata()?.len().min(PARTS as u64 * PART);
+            let permits = (under_way.div_ceil(REQUEST) as usize).clamp(1, self.permits);
+            let _permits = self.fetch.permits.acquire_many(permits as u32).await;
+            let words = self.words(draft, &before)?;
+            let put = store.put(&before.key, &draft.file, before.replaces.as_ref(), words);
+            match put.await {
+                Ok(Some(stored)) => return self.stored(draft, &before, stored),
+                Ok(None) => match store.stat(&before.key).await?.map(|facts| facts.version) {
+                    // Gone: nothing is overwritten.
+                    None => draft.renamed(&before.key, None)?,
+                    // An earlier attempt arrived, and its answer got lost.
+                    Some(Some(version))
+                        if store.equals(&before.key, &version, &draft.file).await? =>
+                    {
+                        let sums = Vec::new();
+                        return self.stored(draft, &before, Stored { version, sums });
+                    }
+                    Some(_) => return self.conflict(draft, &before).await,
+                },
+                Err(error) if error == Errno::AGAIN => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let why = format!("object {:?} changed during each put", draft.state().key);
+        Err(Error::new(Errno::IO, why))
+    }
+
+    /// The user metadata that a draft is put with.
+    fn words(&self, draft: &Draft, state: &draft::State) -> Result<Option<Words>> {
+        if !self.fetch.store.metadata {
+            return Ok(None);
+        }
+        let mtime = timespec(draft.file.metadata()?.modified()?);
+        let posix = Posix {
+            mtime: Some(mtime),
+            ..state.posix
+        };
+        Ok(Some(posix.words()))
+    }
+
+    fn stored(&self, draft: &Draft, before: &draft::State, stored: Stored) -> Result<()> {
+        self.changed(&before.key, Some(Some(stored.version.clone())));
+        draft.stored(before, stored.version, stored.sums)
+    }
+
+    /// Another writer has put another version: the draft becomes an object beside it.
+    async fn conflict(&self, draft: &Arc<Draft>, before: &draft::State) -> Result<()> {
+        let (directory, name) = split(&before.key);
+        let mut kept = name.len().min(KEPT_NAME);
+        while !name.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        let (seconds, nanos) = timespec(SystemTime::now());
+        let key = format!("{directory}{}.conflict-{seconds}.{nanos:09}", &name[..kept]);
+        let words = self.words(draft, before)?;
+        let put = self.fetch.store.put(&key, &draft.file, None, words);
+        let exists = || Error::new(Errno::EXIST, format!("object {key:?}"));
+        let stored = put.await?.ok_or_else(exists)?;
+        self.fetch.store.counters.conflict();
+        self.drafts.take(&before.key, draft);
+        draft.renamed(&key, None)?;
+        self.tree.renamed(&before.key, &key);
+        self.drafts.insert(draft.clone());
+        self.listings.forget(directory);
+        self.stored(draft, &before.at(&key), stored)?;
+        let why = format!(
+            "object {:?} has changed in the store meanwhile: what was written is kept as {key:?}",
+            before.key
+        );
+        Err(Error::new(Errno::STALE, why).level(tracing::Level::WARN))
+    }
+
+    /// A name is another one than listings say: gone, a directory, or a version.
+    fn changed(&self, key: &str, now: Option<Option<Version>>) {
+        let (directory, name) = split(key.trim_end_matches('/'));
+        self.listings.changed(directory, name, now);
+    }
+
+    /// Ends a draft whose file no program writes any more, or has a task put it first.
+    pub(crate) fn settle(self: &Arc<Self>, draft: &Arc<Draft>) {
+        if self.finish(draft) || draft.settling.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (this, draft) = (self.clone(), draft.clone());
+        self.fetch.runtime.spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                let put = this.put(&draft).await;
+                draft.settling.store(false, Ordering::Release);
+                if this.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+                if let Err(error) = put {
+                    tracing::warn!("{error}: the next attempt is in {pause:?}");
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+            }
+        });
+    }
+
+    /// Ends a draft that the store has, and gives its file to the cache. Whether there is nothing more to do: a file that a
+    /// program still writes ends later.
+    fn finish(&self, draft: &Arc<Draft>) -> bool {
+        loop {
+            let node = draft.state().node.upgrade();
+            let mut known = node.as_ref().map(|node| node.state());
+            let mut state = draft.state();
+            // A lookup found it meanwhile.
+            let same = match (state.node.upgrade(), &node) {
+                (Some(now), Some(node)) => Arc::ptr_eq(&now, node),
+                (None, None) => true,
+                _ => false,
+            };
+            if !same {
+                continue;
+            }
+            if known.as_ref().is_some_and(|known| known.writers > 0) || state.ended {
+                return true;
+            }
+            if state.is_dirty() {
+                return false;
+            }
+            state.ended = true;
+            self.drafts.take(&state.key, draft);
+            let modified = draft.file.metadata().and_then(|file| file.modified());
+            state.posix.mtime = modified.ok().map(timespec);
+            if let Some(known) = &mut known {
+                known.draft = None;
+                known.object = None;
+                known.posix = state.posix;
+                if !state.removed {
+                    known.version.clone_from(&state.replaces);
+                    known.asked = Some(Instant::now());
+                }
+            }
+            let taken = match (draft.path(), &state.replaces) {
+                (Some(path), Some(version)) if !state.removed => {
+                    let cache = &self.fetch.cache;
+                    cache.adopt(&path, &state.key, version, &state.sums)
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = taken {
+                tracing::debug!(%error, key = state.key, "the cache does not take it over");
+            }
+            draft.discard();
+            return true;
+        }
+    }
+
+    /// Goes on with what an earlier mount did not put.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        for (_, draft) in self.drafts.below("") {
+            self.settle(&draft);
+        }
+    }
+
+    /// Waits until the store has all drafts. Says how many it does not have.
+    pub(crate) async fn put_all(&self) -> usize {
+        let drafts = self.drafts.below("");
+        let mut left = 0;
+        for (key, draft) in drafts {
+            if let Err(error) = self.put(&draft).await {
+                tracing::error!("{error}: {key:?} stays in the cache, and the next mount puts it");
+                left += 1;
+            } else {
+                self.finish(&draft);
+            }
+        }
+        left
+    }
+
+    /// Makes sure that a directory is still there when its last file is gone.
+    async fn keep_directory(&self, directory: &Known) -> Result<()> {
+        let key = directory.key();
+        if key.is_empty() || directory.state().marked {
+            return Ok(());
+        }
+        if !self.fetch.store.is_marked(&key).await? {
+            self.fetch.store.make_directory(&key).await?;
+        }
+        directory.state().marked = true;
+        Ok(())
+    }
+}
+
+/// Takes over the first bytes of a version into a draft.
+async fn take_over(fetch: Fetch, object: Arc<Object>, draft: Arc<Draft>, len: u64) -> Result<()> {
+    let mut at = 0;
+    while at < len {
+        let end = len.min(at + RUN);
+        let ahead = end..object.version.size.min(end + 8 * RUN).min(len);
+        let pinned = object.have(&fetch, at..end, ahead).await?;
+        object.copy_to(&draft.file, at..end)?;
+        drop(pinned);
+        at = end;
+    }
+    Ok(())
+}
+
+/// Brings a whole version into the cache.
+async fn complete(fetch: Fetch, object: Arc<Object>) -> Result<()> {
+    let size = object.version.size;
+    let mut at = 0;
+    while at < size {
+        let end = size.min(at + RUN);
+        let ahead = end..size.min(end + 8 * RUN);
+        object.have(&fetch, at..end, ahead).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Counts as a program that writes a file.
+struct Writer<'a> {
+    fs: &'a ObjectFs,
+    known: &'a Known,
+}
+
+impl<'a> Writer<'a> {
+    fn new(fs: &'a ObjectFs, known: &'a Known) -> Self {
+        known.state().writers += 1;
+        Self { fs, known }
+    }
+
+    /// Whether the file is open for writing, too.
+    fn is_one_of_several(&self) -> bool {
+        self.known.state().writers > 1
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.fs.end_write(self.known);
+    }
+}
+
+impl ObjectFs {
+    /// EROFS unless programs may change files.
+    pub(crate) fn writing(&self) -> Result<&Arc<Writing>> {
+        Ok(self.writing.as_ref().ok_or(Errno::ROFS)?)
+    }
+
+    /// What is at a key below a directory.
+    pub(crate) async fn there(
+        &self,
+        cx: &Context,
+        parent: &Known,
+        key: &str,
+    ) -> Result<Option<There>> {
+        if let Some(writing) = &self.writing
+            && let Some(draft) = writing.drafts.get(key)
+        {
+            return Ok(Some(There::Draft(draft)));
+        }
+        if !self.fetch.store.takes(key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let (found, asked) = match self.listed(cx, parent, key).await? {
+            Some(known) => known,
+            None => {
+                let asked = Instant::now();
+                (self.find(cx, key, &format!("{key}/")).await?, asked)
+            }
+        };
+        Ok(found.map(|facts| There::Facts(facts, asked)))
+    }
+
+    /// The same for the key of a name that a program changes.
+    async fn named(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<(Arc<Known>, String, Option<There>)> {
+        self.writing()?;
+        let parent = self.known(parent)?;
+        let key = new_key(&parent, name)?;
+        let there = self.there(cx, &parent, &key).await?;
+        Ok((parent, key, there))
+    }
+
+    /// The draft of a file that is open for writing. A new one takes over the first `keep` bytes.
+    async fn draft(&self, cx: &Context, known: &Arc<Known>, keep: u64) -> Result<Arc<Draft>> {
+        if let Some(draft) = known.state().draft.clone() {
+            return Ok(draft);
+        }
+        let _one = known.making.lock().await;
+        let (mut begun, object) = {
+            let mut state = known.state();
+            debug_assert!(state.writers > 0);
+            if let Some(draft) = state.draft.clone() {
+                return Ok(draft);
+            }
+            let version = state.version.clone().ok_or(Errno::ISDIR)?;
+            let keep = keep.min(version.size);
+            let object = match keep {
+                0 => None,
+                _ => Some((self.object(known, &mut state)?, keep)),
+            };
+            let mut begun = draft::state(&known.key(), Some(version), state.posix, 0);
+            begun.removed = state.removed;
+            (begun, object)
+        };
+        begun.node = Arc::downgrade(known);
+        let writing = self.writing()?;
+        let draft = writing.drafts.begin(begun)?;
+        if let Some((object, keep)) = object {
+            let fetch = self.fetch.clone();
+            let taken = self.ask(cx, take_over(fetch, object, draft.clone(), keep));
+            taken.await.inspect_err(|_| draft.discard())?;
+        }
+        let mut state = known.state();
+        // It lost its name meanwhile.
+        if state.removed {
+            draft.state().removed = true;
+            draft.discard();
+        } else {
+            draft.renamed(&known.key(), state.version.clone())?;
+            writing.drafts.insert(draft.clone());
+        }
+        state.draft = Some(draft.clone());
+        Ok(draft)
+    }
+
+    /// Waits until the store has what was written to a file.
+    async fn store_draft(&self, cx: &Context, known: &Known) -> Result<()> {
+        let Some(draft) = known.state().draft.clone() else {
+            return Ok(());
+        };
+        let writing = self.writing()?.clone();
+        self.ask(cx, async move { writing.put(&draft).await }).await
+    }
+
+    /// A program ended writing a file.
+    pub(crate) fn end_write(&self, known: &Known) {
+        let draft = {
+            let mut state = known.state();
+            state.writers -= 1;
+            state.draft.clone().filter(|_| state.writers == 0)
+        };
+        if let (Some(draft), Ok(writing)) = (draft, self.writing()) {
+            writing.settle(&draft);
+        }
+    }
+
+    pub(crate) async fn truncate(&self, cx: &Context, known: &Arc<Known>, size: u64) -> Result<()> {
+        let draft = self.draft(cx, known, size).await?;
+        draft.change()?;
+        draft.file.set_len(size)?;
+        draft.change()
+    }
+
+    pub(crate) async fn write_to(
+        &self,
+        cx: &Context,
+        known: &Arc<Known>,
+        offset: u64,
+        data: &Payload,
+    ) -> Result<usize> {
+        let draft = self.draft(cx, known, u64::MAX).await?;
+        draft.change()?;
+        let mut written = ops::write_at(&draft.data, data, offset, 0).await;
+        if written == Err(Errno::NOSPC) {
+            self.fetch.cache.make_room();
+            written = ops::write_at(&draft.data, data, offset, 0).await;
+        }
+        draft.change()?;
+        Ok(written?)
+    }
+
+    pub(crate) async fn allocate(
+        &self,
+        cx: &Context,
+        fh: Handle,
+        range: (u64, u64),
+        mode: FallocateFlags,
+    ) -> Result<()> {
+        let open = self.handle(fh)?;
+        let Open::File { known, .. } = &*open else {
+            return Err(Errno::BADF.into());
+        };
+        let draft = self.draft(cx, known, u64::MAX).await?;
+        draft.change()?;
+        let done = ops::fallocate(&draft.data, mode.bits(), range.0, range.1).await;
+        draft.change()?;
+        Ok(done?)
+    }
+
+    /// A descriptor was closed, or fsync(2) asks for it.
+    pub(crate) async fn sync(&self, cx: &Context, fh: Handle) -> Result<()> {
+        let open = self.handle(fh)?;
+        match &*open {
+            Open::File { known, flags, .. } if flags.intersects(OFlags::RWMODE) => {
+                self.store_draft(cx, known).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) async fn set(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<()> {
+        let (known, metadata) = (self.known(node)?, self.options.metadata);
+        self.writing()?;
+        let now = self.attr(&known);
+        let mode = set.mode.map(|mode| mode.as_raw_mode() & 0o7777);
+        let mode = mode.filter(|mode| *mode != now.mode & 0o7777);
+        let uid = set.uid.filter(|uid| *uid != now.uid);
+        let gid = set.gid.filter(|gid| *gid != now.gid);
+        let owners = mode.or(uid).or(gid).is_some();
+        let refuse = |what: &str| {
+            let why = format!("{:?}: {what}", known.key());
+            Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO))
+        };
+        if known.is_directory() {
+            return match owners {
+                true => refuse("a directory's mode and owner are those of the mount's options"),
+                // Its times are the mount's.
+                false => Ok(()),
+            };
+        }
+        if owners && !metadata {
+            return refuse("modes and owners are kept with -o metadata alone");
+        }
+        let time = match set.mtime {
+            Some(SetTime::At(seconds, nanos)) => {
+                let same = (now.mtime.cast_signed(), now.mtimensec) == (seconds, nanos);
+                Some((seconds, nanos)).filter(|_| !same)
+            }
+            _ => None,
+        };
+        if time.is_some() && !metadata {
+            return refuse("times are kept with -o metadata alone");
+        }
+        let touched = matches!(set.mtime, Some(SetTime::Now)) || time.is_some();
+        let writer = Writer::new(self, &known);
+        if let Some(size) = set.size {
+            self.truncate(cx, &known, size).await?;
+        }
+        if owners || touched {
+            let draft = self.draft(cx, &known, u64::MAX).await?;
+            draft.change()?;
+            let mut state = draft.state();
+            let posix = &mut state.posix;
+            posix.mode = mode.or(posix.mode).or(Some(now.mode & 0o7777));
+            posix.uid = uid.or(posix.uid).or(Some(now.uid));
+            posix.gid = gid.or(posix.gid).or(Some(now.gid));
+            if !metadata {
+                *posix = Posix::default();
+            }
+            drop(state);
+            if touched {
+                let omit = Timespec {
+                    tv_sec: 0,
+                    tv_nsec: UTIME_OMIT,
+                };
+                let modified = match time {
+                    Some((tv_sec, nanos)) => Timespec {
+                        tv_sec,
+                        tv_nsec: nanos.into(),
+                    },
+                    None => Timespec {
+                        tv_sec: 0,
+                        tv_nsec: UTIME_NOW,
+                    },
+                };
+                let times = Timestamps {
+                    last_access: omit,
+                    last_modification: modified,
+                };
+                rustix::fs::futimens(&draft.file, &times)?;
+            }
+            draft.change()?;
+        }
+        match writer.is_one_of_several() {
+            true => Ok(()),
+            false => self.store_draft(cx, &known).await,
+        }
+    }
+
+    /// Begins a new file.
+    pub(crate) fn make_file(&self, parent: Node, name: &CStr, posix: Posix) -> Result<Arc<Known>> {
+        let (writing, parent) = (self.writing()?, self.known(parent)?);
+        let key = new_key(&parent, name)?;
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let posix = match self.options.metadata {
+            true => posix,
+            false => Posix::default(),
+        };
+        let draft = writing.drafts.begin(draft::state(&key, None, posix, 1))?;
+        writing.drafts.insert(draft.clone());
+        let known = self.tree.drafted(&key, &draft);
+        Ok(known.expect("it has not ended"))
+    }
+
+    /// Makes a file with contents: one that is no regular one is an object whose metadata has the type.
+    pub(crate) async fn make_node(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        contents: &[u8],
+        posix: Posix,
+    ) -> Result<Arc<Known>> {
+        if posix.special.is_some() && !self.options.metadata {
+            let why = "links, FIFOs, sockets and devices are kept with -o metadata alone";
+            return Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO));
+        }
+        let known = self.make_file(parent, name, posix)?;
+        let draft = known.state().draft.clone().expect("it has just begun");
+        let writer = Writer::new(self, &known);
+        std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
+        let stored = self.store_draft(cx, &known).await;
+        if stored.is_err() {
+            self.forget_draft(&known, &draft);
+            self.tree.forget(known.node, 1);
+        }
+        drop(writer);
+        stored.map(|()| known)
+    }
+
+    /// No name leads to a draft any more.
+    fn forget_draft(&self, known: &Known, draft: &Arc<Draft>) {
+        let key = draft.state().key.clone();
+        if let Ok(writing) = self.writing() {
+            writing.drafts.take(&key, draft);
+        }
+        draft.state().removed = true;
+        known.state().removed = true;
+        draft.discard();
+        self.tree.removed(&key);
+    }
+
+    pub(crate) async fn make_directory(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Arc<Known>> {
+        let (writing, parent) = (self.writing()?.clone(), self.known(parent)?);
+        let key = format!("{}/", new_key(&parent, name)?);
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let (store, made, asked) = (self.fetch.store.clone(), key.clone(), Instant::now());
+        self.ask(cx, async move { store.make_directory(&made).await })
+            .await?;
+        writing.changed(&key, Some(None));
+        self.listings.begin(&key);
+        let known = self.tree.looked_up(key, Facts::default(), asked);
+        known.state().marked = true;
+        Ok(known)
+    }
+
+    /// Removes a file's name.
+    pub(crate) async fn remove_file(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Unlinked> {
+        let (parent, key, there) = self.named(cx, parent, name).await?;
+        let there = there.ok_or(Errno::NOENT)?;
+        if there.is_directory() {
+            return Err(Errno::ISDIR.into());
+        }
+        let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
+        let _no_draft = match &known {
+            Some(known) => Some(known.making.lock().await),
+            None => None,
+        };
+        // It may have begun meanwhile.
+        let there = writing.drafts.get(&key).map_or(there, There::Draft);
+        let (open, name) = (self.open_object(known.as_deref())?, key);
+        let task = async move {
+            let draft = match &there {
+                There::Draft(draft) => Some(draft.clone()),
+                There::Facts(..) => None,
+            };
+            // A put that is under way would bring it back.
+            let _order = match &draft {
+                Some(draft) => Some(draft.order.lock().await),
+                None => None,
+            };
+            if there.version().is_some() {
+                // Who has it open reads on.
+                if let Some(object) = open {
+                    complete(writing.fetch.clone(), object).await?;
+                }
+                writing.keep_directory(&parent).await?;
+                writing.fetch.store.remove(&name).await?;
+            }
+            if let Some(draft) = &draft {
+                draft.state().removed = true;
+                writing.drafts.take(&name, draft);
+                draft.discard();
+            }
+            writing.changed(&name, None);
+            writing.tree.removed(&name);
+            Ok(())
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: known.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    /// The pieces of a version that is open.
+    fn open_object(&self, known: Option<&Known>) -> Result<Option<Arc<Object>>> {
+        let Some(known) = known else {
+            return Ok(None);
+        };
+        let mut state = known.state();
+        let open = state.is_open() && state.draft.is_none();
+        open.then(|| self.object(known, &mut state)).transpose()
+    }
+
+    pub(crate) async fn remove_directory(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Unlinked> {
+        let (parent, key, there) = self.named(cx, parent, name).await?;
+        match there {
+            None => return Err(Errno::NOENT.into()),
+            Some(there) if !there.is_directory() => return Err(Errno::NOTDIR.into()),
+            Some(_) => {}
+        }
+        let key = format!("{key}/");
+        let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
+        let (name, kept) = (key.clone(), parent.clone());
+        let task = async move {
+            let store = &writing.fetch.store;
+            let empty = writing.drafts.below(&name).is_empty();
+            if !empty || store.list(&name, 0).await?.is_none() {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            writing.keep_directory(&kept).await?;
+            store.remove(&name).await?;
+            writing.changed(&name, None);
+            writing.listings.forget(&name);
+            writing.tree.removed(&name);
+            Ok(())
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: known.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    pub(crate) async fn change_name(
+        &self,
+        cx: &Context,
+        (parent, name): (Node, &CStr),
+        (new_parent, new_name): (Node, &CStr),
+        flags: RenameFlags,
+    ) -> Result<Unlinked> {
+        if !(flags - RenameFlags::NOREPLACE).is_empty() {
+            return Err(Errno::INVAL.into());
+        }
+        let (parent, from, there) = self.named(cx, parent, name).await?;
+        let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
+        let there = there.ok_or(Errno::NOENT)?;
+        if other.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(Errno::EXIST.into());
+        }
+        if from == to {
+            return Ok(Unlinked::default());
+        }
+        let directory = there.is_directory();
+        match &other {
+            Some(other) if other.is_directory() && !directory => return Err(Errno::ISDIR.into()),
+            Some(other) if !other.is_directory() && directory => return Err(Errno::NOTDIR.into()),
+            _ => {}
+        }
+        if directory {
+            let replaced = match other {
+                Some(_) => self.remove_directory(cx, new_parent.node, new_name).await?,
+                None => Unlinked::default(),
+            };
+            let (from, to) = (format!("{from}/"), format!("{to}/"));
+            self.move_directory(cx, &parent, from, to).await?;
+            return Ok(replaced);
+        }
+        let (known, replaced) = (self.tree.at(&from), self.tree.at(&to));
+        let _no_draft = match &known {
+            Some(known) => Some(known.making.lock().await),
+            None => None,
+        };
+        let _nor_there = match &replaced {
+            Some(known) => Some(known.making.lock().await),
+            None => None,
+        };
+        // Who has the other file open reads on.
+        if let Some(object) = self.open_object(replaced.as_deref())? {
+            self.ask(cx, complete(self.fetch.clone(), object)).await?;
+        }
+        let writing = self.writing()?.clone();
+        // They may have begun meanwhile.
+        let there = writing.drafts.get(&from).map_or(there, There::Draft);
+        let other = writing.drafts.get(&to).map(There::Draft).or(other);
+        let task = async move {
+            let moved = Moved {
+                from: &from,
+                to: &to,
+                there,
+                other,
+            };
+            writing.move_file(&parent, moved).await
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: replaced.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    /// Renames a directory: all is copied, and then the originals are removed.
+    async fn move_directory(
+        &self,
+        cx: &Context,
+        parent: &Arc<Known>,
+        from: String,
+        to: String,
+    ) -> Result<()> {
+        let (writing, parent) = (self.writing()?.clone(), parent.clone());
+        let requests = self.options.requests.max(1);
+        let task = async move {
+            let store = &writing.fetch.store;
+            for (_, draft) in writing.drafts.below(&from) {
+                writing.put(&draft).await?;
+            }
+            let below = store.below(&from).await?;
+            let moved = |key: &str| format!("{to}{}", &key[from.len()..]);
+            let copies = below.clone().into_iter().map(|(key, size)| {
+                let (to, store) = (moved(&key), store.clone());
+                async move {
+                    Ok::<_, Error>(match is_directory(&key) {
+                        true => {
+                            store.make_directory(&to).await?;
+                            None
+                        }
+                        false => {
+                            let version = store.copy(&key, &to, size).await?;
+                            Some((key, version))
+                        }
+                    })
+                }
+            });
+            let copies = stream::iter(copies).buffer_unordered(requests);
+            let copies: Vec<_> = copies.try_collect().await?;
+            store.make_directory(&to).await?;
+            writing.keep_directory(&parent).await?;
+            // The deepest first: the service for directories removes no full one.
+            let mut gone: Vec<_> = below.into_iter().map(|(key, _)| key).collect();
+            gone.sort_unstable_by(|one, two| two.cmp(one));
+            let (directories, files): (Vec<_>, Vec<_>) =
+                gone.into_iter().partition(|key| is_directory(key));
+            let removed = files.into_iter().map(|key| {
+                let store = store.clone();
+                async move { store.remove(&key).await }
+            });
+            let removed = stream::iter(removed).buffer_unordered(requests);
+            removed.try_collect::<()>().await?;
+            for key in directories {
+                store.remove(&key).await?;
+            }
+            store.remove(&from).await?;
+            for (key, draft) in writing.drafts.below(&from) {
+                writing.drafts.take(&key, &draft);
+                let version = copies.iter().flatten().find(|(from, _)| *from == key);
+                draft.renamed(&moved(&key), version.map(|(_, version)| version.clone()))?;
+                writing.drafts.insert(draft);
+            }
+            writing.tree.renamed(&from, &to);
+            for (key, version) in copies.into_iter().flatten() {
+                let to = moved(&key);
+                writing.now_at(&key, &to, version);
+            }
+            writing.listings.forget_below(&from);
+            writing.listings.forget_below(&to);
+            writing.changed(&from, None);
+            writing.changed(&to, Some(None));
+            Ok(())
+        };
+        self.ask(cx, task).await
+    }
+}
+
+/// A file that gets another name.
+struct Moved<'a> {
+    from: &'a str,
+    to: &'a str,
+    there: There,
+    /// What has the name so far.
+    other: Option<There>,
+}
+
+impl Writing {
+    async fn move_file(&self, parent: &Known, moved: Moved<'_>) -> Result<()> {
+        let Moved {
+            from,
+            to,
+            there,
+            other,
+        } = moved;
+        let store = &self.fetch.store;
+        // What is written there has no name any more.
+        let overwritten = match &other {
+            Some(There::Draft(draft)) => Some(draft.clone()),
+            _ => None,
+        };
+        let _end = match &overwritten {
+            Some(draft) => Some(draft.order.lock().await),
+            None => None,
+        };
+        let replaces = other.as_ref().and_then(There::version);
+        let end = |draft: &Arc<Draft>| {
+            draft.state().removed = true;
+            self.drafts.take(to, draft);
+            draft.discard();
+        };
+        let version = match &there {
+            There::Draft(draft) => {
+                let _order = draft.order.lock().await;
+                // The store has nothing of a new file, so only its draft gets the name.
+                let is_stored = draft.state().replaces.is_some();
+                if is_stored {
+                    self.put_in_order(draft).await?;
+                }
+                let size = draft.file.metadata()?.len();
+                let version = match is_stored {
+                    true => {
+                        let version = store.copy(from, to, size).await?;
+                        self.keep_directory(parent).await?;
+                        store.remove(from).await?;
+                        Some(version)
+                    }
+                    false => None,
+                };
+                overwritten.iter().for_each(end);
+                self.drafts.take(from, draft);
+                draft.renamed(to, version.clone().or(replaces))?;
+                self.tree.renamed(from, to);
+                self.drafts.insert(draft.clone());
+                version
+            }
+            There::Facts(facts, _) => {
+                let size = facts.version.as_ref().map_or(0, |version| version.size);
+                let version = store.copy(from, to, size).await?;
+                self.keep_directory(parent).await?;
+                store.remove(from).await?;
+                overwritten.iter().for_each(end);
+                self.tree.renamed(from, to);
+                self.now_at(from, to, version.clone());
+                Some(version)
+            }
+        };
+        self.changed(from, None);
+        match version {
+            Some(version) => self.changed(to, Some(Some(version))),
+            None => self.changed(to, None),
+        }
+        Ok(())
+    }
+
+    /// An object was copied: its node and the pieces in the cache are the copy's.
+    fn now_at(&self, from: &str, to: &str, version: Version) {
+        let Some(known) = self.tree.at(to) else {
+            return;
+        };
+        let mut state = known.state();
+        if state.draft.is_some() {
+            return;
+        }
+        state.object = None;
+        if let Some(had) = state.version.replace(version) {
+            let now = state.version.as_ref().expect("it was put there");
+            self.fetch.cache.moved((from, &had), (to, now));
+        }
+        state.asked = Some(Instant::now());
+    }
+}
+
+/// The key of a new name: what OpenDAL can't reach is no name for a file.
+fn new_key(parent: &Known, name: &CStr) -> Result<String> {
+    match child(parent, name) {
+        Err(error) if error == Errno::NOENT => {
+            let why = format!("{name:?}: a key has no white space at its ends, and is UTF-8");
+            Err(Error::new(Errno::INVAL, why).level(tracing::Level::INFO))
+        }
+        key => key,
+    }
+}
