@@ -278,6 +278,19 @@ async fn take_over(fetch: Fetch, object: Arc<Object>, draft: Arc<Draft>, len: u6
     Ok(())
 }
 
+/// Sets the modification time of a draft: to this one, or to now.
+fn set_modified(draft: &Draft, time: Option<(i64, u32)>) -> Result<()> {
+    let timespec = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps {
+        last_access: timespec(0, UTIME_OMIT),
+        last_modification: match time {
+            Some((seconds, nanos)) => timespec(seconds, nanos.into()),
+            None => timespec(0, UTIME_NOW),
+        },
+    };
+    Ok(rustix::fs::futimens(&draft.file, &times)?)
+}
+
 /// Brings a whole version into the cache.
 async fn complete(fetch: Fetch, object: Arc<Object>) -> Result<()> {
     let size = object.version.size;
@@ -389,6 +402,8 @@ impl ObjectFs {
             let fetch = self.fetch.clone();
             let taken = self.ask(cx, take_over(fetch, object, draft.clone(), keep));
             taken.await.inspect_err(|_| draft.discard())?;
+            let had = self.attr(known);
+            set_modified(&draft, Some((had.mtime.cast_signed(), had.mtimensec)))?;
         }
         let mut state = known.state();
         // It lost its name meanwhile.
@@ -529,25 +544,7 @@ impl ObjectFs {
             }
             drop(state);
             if touched {
-                let omit = Timespec {
-                    tv_sec: 0,
-                    tv_nsec: UTIME_OMIT,
-                };
-                let modified = match time {
-                    Some((tv_sec, nanos)) => Timespec {
-                        tv_sec,
-                        tv_nsec: nanos.into(),
-                    },
-                    None => Timespec {
-                        tv_sec: 0,
-                        tv_nsec: UTIME_NOW,
-                    },
-                };
-                let times = Timestamps {
-                    last_access: omit,
-                    last_modification: modified,
-                };
-                rustix::fs::futimens(&draft.file, &times)?;
+                set_modified(&draft, time)?;
             }
             draft.change()?;
         }

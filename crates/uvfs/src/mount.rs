@@ -50,7 +50,7 @@ Examples:
   uvfs mount s3://bucket/prefix /mnt
   uvfs umount /mnt
 
-An XFS image (a file or a block device) is served read-only, and so is an object store. The mount point is made if it is missing. The command returns when the mount answers.
+An XFS image (a file or a block device) is served read-only, and so is an object store without -o write=close. The mount point is made if it is missing. The command returns when the mount answers.
 
 Exit status: 0 mounted (with --foreground: unmounted again), 1 failed, 2 wrong usage.";
 
@@ -344,17 +344,22 @@ fn mount_store(
     how.requests = words.requests.unwrap_or(how.requests);
     how.memory = options.memory.unwrap_or(how.memory);
     how.metadata = words.metadata;
+    how.writes = words.writes && !options.flags.contains(MountFlags::RDONLY);
     how.uid = words.uid.unwrap_or(how.uid);
     how.gid = words.gid.unwrap_or(how.gid);
     how.file_mode = words.file_mode.unwrap_or(how.file_mode);
     how.dir_mode = words.dir_mode.unwrap_or(how.dir_mode);
     how.backing_files = options.passthrough.passthrough != Backed::Off;
     let name = remote::shown(Path::new(uri));
+    let writes = how.writes;
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
-    let fs = ReadOnly::new(fs);
-    options.flags |= MountFlags::RDONLY;
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;
+    if writes {
+        return mounted(fs, |_| {}, || {}, name, place, &options, report);
+    }
+    options.flags |= MountFlags::RDONLY;
+    let fs = ReadOnly::new(fs);
     mounted(fs, |_| {}, || {}, name, place, &options, report)
 }
 

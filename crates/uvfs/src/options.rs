@@ -93,7 +93,9 @@ Mount options (-o, comma separated; a later one wins):
   metadata                   object stores: types, modes, owners and times come from user metadata,
                              as s3fs and rclone write it, where an object has it. That costs a
                              request for each name whose attributes a program looks at
-                             Object stores are read-only so far, and nosuid and nodev by mount(8), too.
+  write=close                object stores: programs may change files. close and fsync return when the
+                             store has what was written. Without this word a store is read-only; it
+                             is nosuid and nodev by mount(8), too.
   image                      object stores: the URI names an image. Without this word it does so if
                              the store has an object of that very key; a / at its end says that it
                              does not. memory, timeout and requests are for these images, too.
@@ -115,6 +117,7 @@ pub struct Remote {
     pub timeout: Option<Duration>,
     pub requests: Option<usize>,
     pub metadata: bool,
+    pub writes: bool,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
     pub file_mode: Option<u32>,
@@ -127,12 +130,17 @@ impl Remote {
         let owners = "owners are the source's; use a source with mapped owners (mount --bind -o X-mount.idmap=)";
         let modes = "modes are the source's; change them there";
         let words = [
-            ("uid", self.uid, owners),
-            ("gid", self.gid, owners),
-            ("file_mode", self.file_mode, modes),
-            ("dir_mode", self.dir_mode, modes),
+            ("uid", self.uid.is_some(), owners),
+            ("gid", self.gid.is_some(), owners),
+            ("file_mode", self.file_mode.is_some(), modes),
+            ("dir_mode", self.dir_mode.is_some(), modes),
+            (
+                "write",
+                self.writes,
+                "a directory is writable unless -o ro says otherwise",
+            ),
         ];
-        let given = words.into_iter().filter(|(_, value, _)| value.is_some());
+        let given = words.into_iter().filter(|(_, given, _)| *given);
         let errors = given.map(|(word, _, why)| {
             Error::usage(format!("-o {word}: only for object stores ({why})"))
         });
@@ -201,7 +209,7 @@ macro_rules! words {
 const VALUES: &[&str] = words! {
     attr_timeout cache cache_dir cache_size comment dir_mode engine entry_timeout file_mode fsname gid
     helper max_read max_readahead max_write memory negative_timeout passthrough requests slow spin_us
-    subtype timeout transport ttl uhelper uid user wait
+    subtype timeout transport ttl uhelper uid user wait write
 };
 
 /// Words without one, but for those in [`FLAGS`].
@@ -469,6 +477,10 @@ impl Options {
                 self.remote.requests = Some(number.ok_or("has to be from 1 to 1024")?);
             }
             "metadata" => self.remote.metadata = true,
+            "write" => match wanted()? {
+                "close" => self.remote.writes = true,
+                word => return Err(unknown_value(word, &["close"])),
+            },
             "uid" => self.remote.uid = Some(owner(wanted()?)?),
             "gid" => self.remote.gid = Some(owner(wanted()?)?),
             "file_mode" => self.remote.file_mode = Some(permissions(wanted()?)?),
@@ -527,6 +539,8 @@ mod tests {
             "dir_mode=0x1ff",
             "dir_mode",
             "metadata=1",
+            "write",
+            "write=never",
         ] {
             assert_eq!(options.parse([bad]).unwrap_err().code(), 2, "{bad}");
         }

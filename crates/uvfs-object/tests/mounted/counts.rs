@@ -9,7 +9,7 @@ use crate::fake::Fake;
 use crate::stores::At;
 use crate::{Served, bytes, serve};
 
-fn count(served: &Served, name: &str) -> u64 {
+pub fn count(served: &Served, name: &str) -> u64 {
     let counts = served.mounted.session().report().counts;
     counts.iter().find(|one| one.name == name).unwrap().count
 }

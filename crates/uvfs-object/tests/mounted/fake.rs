@@ -36,6 +36,10 @@ pub struct Bucket {
     pub bare_etags: bool,
     /// Listings are not over after a page, but don't say how they go on.
     pub no_token: bool,
+    /// Puts are done whatever their conditions say.
+    pub unconditional: bool,
+    /// So many puts are done, and the connection ends before their answers.
+    pub loses: u32,
     /// So many answers are this error instead: its status, and the code that S3 has for it.
     pub refuses: Option<(u16, &'static str, u32)>,
 }
@@ -51,6 +55,44 @@ impl Bucket {
         let place = self.objects.entry(key.to_owned()).or_default();
         *place = object;
         place
+    }
+
+    /// A request that puts or copies an object.
+    fn change(
+        &mut self,
+        key: &str,
+        contents: Vec<u8>,
+        headers: &[(String, String)],
+    ) -> (String, Vec<u8>) {
+        let header =
+            |wanted: &str| Some(headers.iter().find(|(name, _)| name == wanted)?.1.as_str());
+        let had = self.objects.get(key);
+        let other = |etag| had.is_none_or(|had| had.etag != etag);
+        let fails = header("if-match").is_some_and(other)
+            || header("if-none-match").is_some() && had.is_some();
+        if fails && !self.unconditional {
+            let body = "<Error><Code>PreconditionFailed</Code><Message>of a test</Message></Error>";
+            return ("412 Precondition Failed".to_owned(), body.into());
+        }
+        if let Some(source) = header("x-amz-copy-source") {
+            let source = decoded(source.trim_start_matches('/').split_once('/').unwrap().1);
+            let Some(source) = self.objects.get(&source).cloned() else {
+                let body = "<Error><Code>NoSuchKey</Code><Message>of a test</Message></Error>";
+                return ("404 Not Found".to_owned(), body.into());
+            };
+            let object = self.put(key, &source.contents);
+            object.metadata = source.metadata;
+            let etag = text(&object.etag);
+            let body = format!("<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>");
+            return ("200 OK".to_owned(), body.into_bytes());
+        }
+        let words = headers.iter();
+        let words = words.filter_map(|(name, value)| {
+            Some((name.strip_prefix("x-amz-meta-")?.to_owned(), value.clone()))
+        });
+        let object = self.put(key, &contents);
+        object.metadata = words.collect();
+        (format!("200 OK\r\netag: {}", object.etag), Vec::new())
     }
 
     pub fn put_with(&mut self, key: &str, contents: &[u8], metadata: &[(&str, &str)]) {
@@ -165,6 +207,10 @@ fn serve(client: &TcpStream, bucket: &Mutex<Bucket>) -> Option<()> {
                 None => break,
             }
         }
+        let length = headers.iter().find(|(name, _)| name == "content-length");
+        let length = length.map_or(0, |(_, length)| length.parse().unwrap());
+        let mut sent = vec![0; length];
+        reader.read_exact(&mut sent).ok()?;
         let header =
             |wanted: &str| Some(headers.iter().find(|(name, _)| name == wanted)?.1.as_str());
         let (path, query) = target.split_once('?').unwrap_or((&target, ""));
@@ -177,6 +223,20 @@ fn serve(client: &TcpStream, bucket: &Mutex<Bucket>) -> Option<()> {
                 let body =
                     format!("<Error><Code>{code}</Code><Message>of a test</Message></Error>");
                 (format!("{status} No"), body.into_bytes())
+            }
+            Some(key) if method == "PUT" => {
+                bucket.asked.push(format!("PUT {key}"));
+                let answer = bucket.change(key, sent, &headers);
+                if bucket.loses > 0 {
+                    bucket.loses -= 1;
+                    return None;
+                }
+                answer
+            }
+            Some(key) if method == "DELETE" => {
+                bucket.asked.push(format!("DELETE {key}"));
+                bucket.objects.remove(key);
+                ("204 No Content".to_owned(), Vec::new())
             }
             Some(key) if !key.is_empty() => {
                 bucket.asked.push(format!("{method} {key}"));

@@ -8,7 +8,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use uvfs_testing::{Need, has};
 
+use crate::counts;
+use crate::fake::Fake;
+use crate::proxy::{Mode, Proxy};
 use crate::stores::At;
 use crate::{MIB, Served, bytes, listing, serve};
 
@@ -301,7 +305,233 @@ fn tree(root: &Path) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn a_directory_of_the_host_is_written() {
-    if uvfs_testing::has(&[uvfs_testing::Need::Fuse]) {
+    if has(&[Need::Fuse]) {
         all(&crate::DirectoryStore::new());
     }
+}
+
+/// A store in memory, and what it has of an object.
+fn fake() -> Option<Fake> {
+    has(&[Need::Fuse]).then(Fake::start)
+}
+
+fn contents(fake: &Fake, key: &str) -> Vec<u8> {
+    fake.bucket().objects[&format!("p/{key}")].contents.clone()
+}
+
+/// The objects beside one that another writer changed.
+fn conflicts(fake: &Fake, key: &str) -> Vec<Vec<u8>> {
+    let prefix = format!("p/{key}.conflict-");
+    let bucket = fake.bucket();
+    let beside = bucket.objects.range(prefix.clone()..);
+    let beside = beside.take_while(|(key, _)| key.starts_with(&prefix));
+    beside.map(|(_, object)| object.contents.clone()).collect()
+}
+
+fn close(file: File) -> std::io::Result<()> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: the descriptor is this file's alone.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// What another writer put meanwhile is not overwritten: neither by a store that keeps conditions, nor by one that does not.
+#[test]
+fn another_writer_is_not_overwritten() {
+    for unconditional in [false, true] {
+        let Some(fake) = fake() else { return };
+        fake.bucket().unconditional = unconditional;
+        fake.put("both", b"at first");
+        let served = writable(&fake.uri());
+        let open = |path: &str| {
+            OpenOptions::new()
+                .append(true)
+                .open(served.at(path))
+                .unwrap()
+        };
+        for key in ["both", "new"] {
+            let mut file = match key {
+                "new" => File::create_new(served.at(key)).unwrap(),
+                _ => open(key),
+            };
+            file.write_all(b" and mine").unwrap();
+            fake.put(key, b"theirs");
+            let error = close(file).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{key}: {error}");
+            assert_eq!(contents(&fake, key), b"theirs");
+            let mine = [["at first"].concat(), String::new()][usize::from(key == "new")].clone();
+            assert_eq!(
+                conflicts(&fake, key),
+                [format!("{mine} and mine").into_bytes()]
+            );
+            let begun = Instant::now();
+            // The kernel keeps a name for a second.
+            while fs::read(served.at(key)).unwrap() != b"theirs" {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{key}");
+            }
+        }
+        assert_eq!(counts::count(&served, "store_conflicts"), 2);
+        // Gone meanwhile: there is nothing to overwrite.
+        fake.put("gone", b"at first");
+        let mut file = open("gone");
+        file.write_all(b" and mine").unwrap();
+        fake.remove("gone");
+        close(file).unwrap();
+        assert_eq!(contents(&fake, "gone"), b"at first and mine");
+    }
+}
+
+/// A put whose answer gets lost is tried again. That the store has the object by then is no conflict.
+#[test]
+fn a_lost_answer_is_no_conflict() {
+    let Some(fake) = fake() else { return };
+    let served = writable(&fake.uri());
+    for (n, path) in ["a", "a", "b"].into_iter().enumerate() {
+        fake.bucket().loses = 1;
+        fs::write(served.at(path), [n as u8; 10]).unwrap();
+        assert_eq!(fake.bucket().loses, 0);
+        assert_eq!(contents(&fake, path), [n as u8; 10]);
+        assert_eq!(conflicts(&fake, path), [[0; 0]; 0]);
+    }
+}
+
+/// A program is told that the store failed. What it wrote stays, and is in the store when that is back.
+#[test]
+fn a_failed_put_is_an_error_and_is_tried_again() {
+    let Some(fake) = fake() else { return };
+    let proxy = Proxy::start(fake.address());
+    let served = serve(&fake.uri_at(proxy.address()), |options| {
+        (options.writes, options.timeout) = (true, Duration::from_secs(2));
+    });
+    let mut file = File::create_new(served.at("late")).unwrap();
+    file.write_all(b"what was written").unwrap();
+    proxy.set(Mode::Refuse);
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    let error = close(file).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert_eq!(fs::read(served.at("late")).unwrap(), b"what was written");
+    proxy.set(Mode::Pass);
+    let begun = Instant::now();
+    while !fake.bucket().objects.contains_key("p/late") {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(contents(&fake, "late"), b"what was written");
+}
+
+/// What the store does not have when a mount ends is put by the next one.
+#[test]
+fn the_next_mount_puts_what_is_left() {
+    let Some(fake) = fake() else { return };
+    let proxy = Proxy::start(fake.address());
+    let cache = tempfile::tempdir().unwrap();
+    let mount = || {
+        serve(&fake.uri_at(proxy.address()), |options| {
+            (options.writes, options.timeout) = (true, Duration::from_secs(2));
+            options.cache_dir = Some(cache.path().to_owned());
+        })
+    };
+    fake.put("had", b"at first");
+    let served = mount();
+    let mut new = File::create_new(served.at("new")).unwrap();
+    let mut had = OpenOptions::new().append(true).open(served.at("had"));
+    new.write_all(b"new").unwrap();
+    had.as_mut().unwrap().write_all(b" and more").unwrap();
+    proxy.set(Mode::Refuse);
+    for file in [new, had.unwrap()] {
+        close(file).unwrap_err();
+    }
+    drop(served);
+    assert!(!fake.bucket().objects.contains_key("p/new"));
+    proxy.set(Mode::Pass);
+    let served = mount();
+    // At once, whether the store has it by now or not.
+    assert_eq!(fs::read(served.at("new")).unwrap(), b"new");
+    assert_eq!(fs::read(served.at("had")).unwrap(), b"at first and more");
+    drop(served);
+    assert_eq!(contents(&fake, "new"), b"new");
+    assert_eq!(contents(&fake, "had"), b"at first and more");
+    assert_eq!(conflicts(&fake, "had"), [[0; 0]; 0]);
+    let left = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap();
+    let left = fs::read_dir(left.path()).unwrap();
+    let drafts = left.filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        [".draft", ".new", ".tmp"]
+            .iter()
+            .any(|end| name.to_str().unwrap().ends_with(end))
+    });
+    assert_eq!(drafts.count(), 0);
+}
+
+/// Modes, owners, times and types are kept with `metadata`, and refused without.
+#[test]
+fn attributes_are_kept_or_refused() {
+    let Some(fake) = fake() else { return };
+    let served = writable(&fake.uri());
+    fs::write(served.at("plain"), b"1").unwrap();
+    let run = |program: &str, args: &[&str], at: &Served| {
+        let path = at.at(args.last().unwrap());
+        let args = &args[..args.len() - 1];
+        Command::new(program)
+            .args(args)
+            .arg(path)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    };
+    assert!(!run("chmod", &["600", "plain"], &served));
+    assert!(run("chmod", &["644", "plain"], &served), "it has this mode");
+    assert!(!run("touch", &["-d", "2001-01-01", "plain"], &served));
+    assert!(run("touch", &["plain"], &served));
+    assert!(!run("mkfifo", &["fifo"], &served));
+    drop(served);
+    let kept = |writes| {
+        serve(&fake.uri(), |options| {
+            (options.metadata, options.writes) = (true, writes)
+        })
+    };
+    let served = kept(true);
+    let shown = |served: &Served, path: &str| {
+        let found = fs::symlink_metadata(served.at(path)).unwrap();
+        use std::os::unix::fs::MetadataExt;
+        (
+            found.mode(),
+            found.uid(),
+            found.gid(),
+            found.mtime(),
+            found.mtime_nsec(),
+        )
+    };
+    fs::write(served.at("file"), b"1").unwrap();
+    let mtime = shown(&served, "file").4;
+    assert!(run("chmod", &["4751", "file"], &served));
+    assert!(run("chown", &["7:8", "file"], &served));
+    // chown(2) clears the set-user-id bit of an executable file.
+    let mode = 0o100_751;
+    assert_eq!(shown(&served, "file").0, mode);
+    assert_eq!(shown(&served, "file").4, mtime);
+    assert!(run(
+        "touch",
+        &["-d", "2001-01-01 00:00:00.123456789 UTC", "file"],
+        &served
+    ));
+    assert!(run("mkfifo", &["-m", "640", "fifo"], &served));
+    std::os::unix::fs::symlink("a/target", served.at("link")).unwrap();
+    assert!(run("chmod", &["600", "plain"], &served));
+    let all = ["file", "fifo", "link", "plain"];
+    let here = all.map(|path| shown(&served, path));
+    drop(served);
+    let served = kept(false);
+    assert_eq!(all.map(|path| shown(&served, path)), here);
+    assert_eq!(here[0], (mode, 7, 8, 978_307_200, 123_456_789));
+    assert_eq!(here[1].0, 0o010_640);
+    assert_eq!(
+        fs::read_link(served.at("link")).unwrap(),
+        Path::new("a/target")
+    );
+    assert_eq!(fs::read(served.at("plain")).unwrap(), b"1");
 }
