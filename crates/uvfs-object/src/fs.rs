@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -372,18 +373,20 @@ impl ObjectFs {
         let modified = state.version.as_ref().and_then(|version| version.modified);
         let modified = modified.map(|(seconds, nanos)| (seconds.cast_signed(), nanos));
         let modified = modified.unwrap_or(self.begun);
-        let mtime = posix.mtime.unwrap_or(modified);
+        let [wrote, changed] = state.written.unwrap_or([modified; 2]);
+        let mtime = posix.mtime.unwrap_or(wrote);
         let unsigned = |(seconds, nanos): (i64, u32)| (seconds.cast_unsigned(), nanos);
         (attr.mtime, attr.mtimensec) = unsigned(mtime);
-        (attr.ctime, attr.ctimensec) = unsigned(posix.ctime.unwrap_or(modified));
+        (attr.ctime, attr.ctimensec) = unsigned(posix.ctime.unwrap_or(changed));
         (attr.atime, attr.atimensec) = unsigned(posix.atime.unwrap_or(mtime));
         attr.uid = posix.uid.unwrap_or(self.options.uid);
         attr.gid = posix.gid.unwrap_or(self.options.gid);
         if let Some((_, Ok(file))) = &written {
             attr.size = file.len();
             attr.blocks = file.len().div_ceil(SECTOR);
-            (attr.mtime, attr.mtimensec) = (file.mtime().cast_unsigned(), file.mtime_nsec() as u32);
-            (attr.ctime, attr.ctimensec) = (file.ctime().cast_unsigned(), file.ctime_nsec() as u32);
+            let [mtime, ctime] = times(file).map(unsigned);
+            (attr.mtime, attr.mtimensec) = mtime;
+            (attr.ctime, attr.ctimensec) = ctime;
         }
         attr
     }
@@ -547,6 +550,14 @@ fn default_dir() -> io::Result<PathBuf> {
     let none =
         "neither XDG_CACHE_HOME nor HOME is set: -o cache_dir= has to say where the cache is";
     Ok(cache.ok_or_else(|| io::Error::other(none))?.join("uvfs"))
+}
+
+/// When a file was modified and changed.
+pub(crate) fn times(file: &Metadata) -> [(i64, u32); 2] {
+    [
+        (file.mtime(), file.mtime_nsec() as u32),
+        (file.ctime(), file.ctime_nsec() as u32),
+    ]
 }
 
 /// The attributes of a file that a program makes.

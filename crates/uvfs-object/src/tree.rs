@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) backing: Option<(i32, u64)>,
     /// The pieces of this version, while the file is open.
     pub(crate) object: Option<Arc<Object>>,
+    /// The times of modification and change that programs saw as they wrote this version. The store may have others.
+    pub(crate) written: Option<[(i64, u32); 2]>,
     /// What programs wrote since.
     pub(crate) draft: Option<Arc<Draft>>,
     /// Opens for writing, and changes that are under way.

@@ -14,7 +14,7 @@ use uvfs_io::ops;
 use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft, Drafts};
-use crate::fs::{ObjectFs, Open, REQUEST, child, split};
+use crate::fs::{ObjectFs, Open, REQUEST, child, split, times};
 use crate::listing::Listings;
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
@@ -109,7 +109,7 @@ impl Writing {
         if !self.fetch.store.metadata {
             return Ok(None);
         }
-        let mtime = timespec(draft.file.metadata()?.modified()?);
+        let [mtime, _] = times(&draft.file.metadata()?);
         let posix = Posix {
             mtime: Some(mtime),
             ..state.posix
@@ -202,12 +202,11 @@ impl Writing {
             }
             state.ended = true;
             self.drafts.take(&state.key, draft);
-            let modified = draft.file.metadata().and_then(|file| file.modified());
-            state.posix.mtime = modified.ok().map(timespec);
             if let Some(known) = &mut known {
                 known.draft = None;
                 known.object = None;
                 known.posix = state.posix;
+                known.written = draft.file.metadata().ok().map(|file| times(&file));
                 if !state.removed {
                     known.version.clone_from(&state.replaces);
                     known.asked = Some(Instant::now());
