@@ -27,6 +27,7 @@ const TAIL: usize = 32;
 /// Flags of a record.
 const REPLACES: u32 = 1;
 const CLEAN: u32 = 2;
+const WANTED: u32 = 4;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
@@ -54,6 +55,8 @@ pub(crate) struct State {
     /// Counts changes. The store has the contents as of the change `stored`.
     changes: u64,
     stored: u64,
+    /// A program asked for the contents as of this change to be stored: by close(2), or fsync(2).
+    wanted: u64,
     /// The checksums of the pieces that the store has.
     pub(crate) sums: Vec<u32>,
     /// No name leads to it any more.
@@ -65,12 +68,9 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The same for another key.
-    pub(crate) fn at(&self, key: &str) -> Self {
-        Self {
-            key: key.to_owned(),
-            ..self.clone()
-        }
+    /// Whether it is as a program left it, and not what the end of the server interrupted.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted == self.changes
     }
 
     /// Whether the store has other contents.
@@ -105,13 +105,22 @@ impl Draft {
     /// may not have it.
     pub(crate) fn change(&self) -> Result<()> {
         let mut state = self.state();
-        if state.changes == state.stored {
-            state.changes += 1;
-            let noted = self.note(&state);
-            return noted.inspect_err(|_| state.changes -= 1);
-        }
+        let is_noted = state.changes != state.stored && !state.is_wanted();
         state.changes += 1;
-        Ok(())
+        match is_noted {
+            true => Ok(()),
+            false => self.note(&state).inspect_err(|_| state.changes -= 1),
+        }
+    }
+
+    /// Notes that a program asked for what it wrote to be stored, and gives what that is.
+    pub(crate) fn want(&self) -> Result<State> {
+        let mut state = self.state();
+        if !state.is_wanted() && state.is_dirty() {
+            state.wanted = state.changes;
+            self.note(&state)?;
+        }
+        Ok(state.clone())
     }
 
     /// The store has the contents of when `before` was copied, as this version.
@@ -284,6 +293,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         posix,
         changes,
         stored: 0,
+        wanted: 0,
         sums: Vec::new(),
         removed: false,
         ended: false,
@@ -295,7 +305,9 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
 fn record(state: &State) -> Option<Vec<u8>> {
     let replaces = state.replaces.clone();
     let flag = |is, flag| if is { flag } else { 0 };
-    let flags = flag(replaces.is_some(), REPLACES) | flag(!state.is_dirty(), CLEAN);
+    let flags = flag(replaces.is_some(), REPLACES)
+        | flag(!state.is_dirty(), CLEAN)
+        | flag(state.is_wanted(), WANTED);
     let (kind, rdev) = match state.posix.special {
         Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
         None => (0, 0),
@@ -343,7 +355,10 @@ fn parse(record: &[u8]) -> Option<State> {
     };
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
-    Some(state(&key, replaces, posix, changes))
+    Some(State {
+        wanted: u64::from(flags & WANTED != 0),
+        ..state(&key, replaces, posix, changes)
+    })
 }
 
 #[cfg(test)]
@@ -364,9 +379,10 @@ mod tests {
             let posix = Posix { mode, uid: Some(3), ..Posix::default() };
             let one = state(&key, replaces, posix, u64::from(dirty));
             let two = parse(&record(&one).unwrap()).unwrap();
-            prop_assert_eq!(two.key, one.key);
+            prop_assert_eq!(&two.key, &one.key);
             prop_assert_eq!(two.posix, one.posix);
-            prop_assert_eq!(two.changes, one.changes);
+            prop_assert_eq!(two.is_dirty(), dirty);
+            prop_assert_eq!(two.is_wanted(), one.is_wanted());
             let etag = |version: Option<Version>| version.and_then(|version| version.etag);
             prop_assert_eq!(etag(two.replaces), etag(one.replaces));
         }

@@ -72,8 +72,9 @@ impl Writing {
 
     async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
         let store = &self.fetch.store;
+        let mut overtaken = None;
         for _ in 0..TRIES {
-            let before = draft.state().clone();
+            let before = draft.want()?;
             if !before.is_dirty() {
                 return Ok(());
             }
@@ -81,20 +82,29 @@ impl Writing {
             let permits = (under_way.div_ceil(REQUEST) as usize).clamp(1, self.permits);
             let _permits = self.fetch.permits.acquire_many(permits as u32).await;
             let words = self.words(draft, &before)?;
-            let put = store.put(&before.key, &draft.file, before.replaces.as_ref(), words);
-            match put.await {
-                Ok(Some(stored)) => return self.stored(draft, &before, stored),
-                Ok(None) => match store.stat(&before.key).await?.map(|facts| facts.version) {
+            let (key, replaces) = (&before.key, before.replaces.as_ref());
+            match store.put(key, &draft.file, replaces, words).await {
+                Ok(Some(stored)) => {
+                    self.stored(draft, &before, stored)?;
+                    return match overtaken {
+                        None => Ok(()),
+                        Some(key) => Err(conflict(key, &before.key)),
+                    };
+                }
+                Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
                     // Gone: nothing is overwritten.
-                    None => draft.renamed(&before.key, None)?,
+                    None => draft.renamed(key, None)?,
                     // An earlier attempt arrived, and its answer got lost.
-                    Some(Some(version))
-                        if store.equals(&before.key, &version, &draft.file).await? =>
-                    {
+                    Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
                         let sums = Vec::new();
                         return self.stored(draft, &before, Stored { version, sums });
                     }
-                    Some(_) => return self.conflict(draft, &before).await,
+                    // Another writer has put another version.
+                    Some(_) => {
+                        self.move_beside(draft, "conflict")?;
+                        store.counters.conflict();
+                        overtaken.get_or_insert(before.key);
+                    }
                 },
                 Err(error) if error == Errno::AGAIN => {}
                 Err(error) => return Err(error),
@@ -102,6 +112,24 @@ impl Writing {
         }
         let why = format!("object {:?} changed during each put", draft.state().key);
         Err(Error::new(Errno::IO, why))
+    }
+
+    /// A draft is to become a new object beside the one of its name.
+    fn move_beside(&self, draft: &Arc<Draft>, why: &str) -> Result<()> {
+        let key = draft.state().key.clone();
+        let (directory, name) = split(&key);
+        let mut kept = name.len().min(KEPT_NAME);
+        while !name.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        let (seconds, nanos) = timespec(SystemTime::now());
+        let beside = format!("{directory}{}.{why}-{seconds}.{nanos:09}", &name[..kept]);
+        self.drafts.take(&key, draft);
+        let renamed = draft.renamed(&beside, None);
+        self.tree.renamed(&key, &beside);
+        self.drafts.insert(draft.clone());
+        self.listings.forget(directory);
+        renamed
     }
 
     /// The user metadata that a draft is put with.
@@ -120,33 +148,6 @@ impl Writing {
     fn stored(&self, draft: &Draft, before: &draft::State, stored: Stored) -> Result<()> {
         self.changed(&before.key, Some(Some(stored.version.clone())));
         draft.stored(before, stored.version, stored.sums)
-    }
-
-    /// Another writer has put another version: the draft becomes an object beside it.
-    async fn conflict(&self, draft: &Arc<Draft>, before: &draft::State) -> Result<()> {
-        let (directory, name) = split(&before.key);
-        let mut kept = name.len().min(KEPT_NAME);
-        while !name.is_char_boundary(kept) {
-            kept -= 1;
-        }
-        let (seconds, nanos) = timespec(SystemTime::now());
-        let key = format!("{directory}{}.conflict-{seconds}.{nanos:09}", &name[..kept]);
-        let words = self.words(draft, before)?;
-        let put = self.fetch.store.put(&key, &draft.file, None, words);
-        let exists = || Error::new(Errno::EXIST, format!("object {key:?}"));
-        let stored = put.await?.ok_or_else(exists)?;
-        self.fetch.store.counters.conflict();
-        self.drafts.take(&before.key, draft);
-        draft.renamed(&key, None)?;
-        self.tree.renamed(&before.key, &key);
-        self.drafts.insert(draft.clone());
-        self.listings.forget(directory);
-        self.stored(draft, &before.at(&key), stored)?;
-        let why = format!(
-            "object {:?} has changed in the store meanwhile: what was written is kept as {key:?}",
-            before.key
-        );
-        Err(Error::new(Errno::STALE, why).level(tracing::Level::WARN))
     }
 
     /// A name is another one than listings say: gone, a directory, or a version.
@@ -227,9 +228,19 @@ impl Writing {
         }
     }
 
-    /// Goes on with what an earlier mount did not put.
+    /// Goes on with what an earlier mount did not put. What its end interrupted takes no other object's place.
     pub(crate) fn resume(self: &Arc<Self>) {
-        for (_, draft) in self.drafts.below("") {
+        for (key, draft) in self.drafts.below("") {
+            if !draft.state().is_wanted() {
+                let moved = self.move_beside(&draft, "interrupted");
+                let beside = draft.state().key.clone();
+                tracing::warn!(
+                    "the server ended while {key:?} was written: what was there by then becomes {beside:?}"
+                );
+                if let Err(error) = moved {
+                    tracing::error!("{error}: {beside:?}");
+                }
+            }
             self.settle(&draft);
         }
     }
@@ -261,6 +272,14 @@ impl Writing {
         directory.state().marked = true;
         Ok(())
     }
+}
+
+/// A program's file is an object beside the one that another writer has put.
+fn conflict(key: String, beside: &str) -> Error {
+    let why = format!(
+        "object {key:?} has changed in the store meanwhile: what was written is kept as {beside:?}"
+    );
+    Error::new(Errno::STALE, why).level(tracing::Level::WARN)
 }
 
 /// Takes over the first bytes of a version into a draft.

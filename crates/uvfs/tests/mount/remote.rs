@@ -1,6 +1,7 @@
 //! Object stores by the command: crates/uvfs-object tests what is behind a mount, and here is how one begins and ends.
 
 pub(crate) mod clients;
+mod writes;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -281,6 +282,10 @@ fn statistics_of_a_store() {
         ("store_read_bytes", 5000),
         ("store_retries", 0),
         ("store_failures", 0),
+        ("store_write_requests", 0),
+        ("store_copy_requests", 0),
+        ("store_delete_requests", 0),
+        ("store_conflicts", 0),
         ("cache_hit_bytes", 0),
         ("cache_miss_bytes", 5000),
     ];
