@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Result};
 
@@ -130,6 +130,11 @@ impl Draft {
         state.replaces = Some(version);
         state.sums = sums;
         self.note(&state)
+    }
+
+    /// Moves the time of its last change, as a change of attributes does.
+    pub(crate) fn attributes_changed(&self) -> Result<()> {
+        Ok(rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR)?)
     }
 
     /// It is to become another object from now on.

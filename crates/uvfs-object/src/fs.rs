@@ -370,14 +370,12 @@ impl ObjectFs {
             attr.size = version.size;
             attr.blocks = version.size.div_ceil(SECTOR);
         }
-        let modified = state.version.as_ref().and_then(|version| version.modified);
-        let modified = modified.map(|(seconds, nanos)| (seconds.cast_signed(), nanos));
-        let modified = modified.unwrap_or(self.begun);
-        let [wrote, changed] = state.written.unwrap_or([modified; 2]);
-        let mtime = posix.mtime.unwrap_or(wrote);
+        let mtime = state.mtime().unwrap_or(self.begun);
+        let changed = state.written.map(|[_, changed]| changed);
+        let changed = posix.ctime.or(changed).or(state.stored());
         let unsigned = |(seconds, nanos): (i64, u32)| (seconds.cast_unsigned(), nanos);
         (attr.mtime, attr.mtimensec) = unsigned(mtime);
-        (attr.ctime, attr.ctimensec) = unsigned(posix.ctime.unwrap_or(changed));
+        (attr.ctime, attr.ctimensec) = unsigned(changed.unwrap_or(self.begun));
         (attr.atime, attr.atimensec) = unsigned(posix.atime.unwrap_or(mtime));
         attr.uid = posix.uid.unwrap_or(self.options.uid);
         attr.gid = posix.gid.unwrap_or(self.options.gid);

@@ -72,6 +72,7 @@ impl Posix {
             ("uid", number(self.uid)),
             ("gid", number(self.gid)),
             ("mtime", self.mtime.map(time)),
+            ("atime", self.atime.map(time)),
             ("rdev", number(Some(rdev).filter(|rdev| *rdev != 0))),
         ];
         let words = words.into_iter();
@@ -218,7 +219,7 @@ mod tests {
             for special in kinds {
                 // The mode of a link is always the same.
                 let mode = if special == Some((FileType::Symlink, 0)) { 0o777 } else { mode };
-                let posix = Posix { special, mode: Some(mode), uid: Some(uid), gid: Some(7), mtime: Some((time, nanos)), ..Posix::default() };
+                let posix = Posix { special, mode: Some(mode), uid: Some(uid), gid: Some(7), mtime: Some((time, nanos)), atime: Some((7, nanos)), ..Posix::default() };
                 let words = posix.words();
                 let read = Posix::new(|name| words.get(name).map(String::as_str));
                 prop_assert_eq!(read, posix);

@@ -58,6 +58,18 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// When the store got this version.
+    pub(crate) fn stored(&self) -> Option<(i64, u32)> {
+        let modified = self.version.as_ref()?.modified;
+        modified.map(|(seconds, nanos)| (seconds.cast_signed(), nanos))
+    }
+
+    /// When the file was modified, as far as that is known.
+    pub(crate) fn mtime(&self) -> Option<(i64, u32)> {
+        let written = self.written.map(|[modified, _]| modified);
+        self.posix.mtime.or(written).or(self.stored())
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.plain > 0 || self.clients > 0 || self.backing.is_some()
     }

@@ -154,6 +154,9 @@ impl Writing {
     fn changed(&self, key: &str, now: Option<Option<Version>>) {
         let (directory, name) = split(key.trim_end_matches('/'));
         self.listings.changed(directory, name, now);
+        if let Some(known) = self.tree.at(directory) {
+            known.state().written = Some([timespec(SystemTime::now()); 2]);
+        }
     }
 
     /// Ends a draft whose file no program writes any more, or has a task put it first.
@@ -545,11 +548,17 @@ impl ObjectFs {
             return refuse("times are kept with -o metadata alone");
         }
         let touched = matches!(set.mtime, Some(SetTime::Now)) || time.is_some();
+        let accessed = match set.atime {
+            Some(SetTime::At(seconds, nanos)) => Some((seconds, nanos)),
+            Some(SetTime::Now) => Some(timespec(SystemTime::now())),
+            None => None,
+        };
+        let accessed = accessed.filter(|_| metadata);
         let writer = Writer::new(self, &known);
         if let Some(size) = set.size {
             self.truncate(cx, &known, size).await?;
         }
-        if owners || touched {
+        if owners || touched || accessed.is_some() {
             let draft = self.draft(cx, &known, u64::MAX).await?;
             draft.change()?;
             let mut state = draft.state();
@@ -557,6 +566,7 @@ impl ObjectFs {
             posix.mode = mode.or(posix.mode).or(Some(now.mode & 0o7777));
             posix.uid = uid.or(posix.uid).or(Some(now.uid));
             posix.gid = gid.or(posix.gid).or(Some(now.gid));
+            posix.atime = accessed.or(posix.atime);
             if !metadata {
                 *posix = Posix::default();
             }
@@ -564,6 +574,7 @@ impl ObjectFs {
             if touched {
                 set_modified(&draft, time)?;
             }
+            draft.attributes_changed()?;
             draft.change()?;
         }
         match writer.is_one_of_several() {
@@ -644,7 +655,10 @@ impl ObjectFs {
         writing.changed(&key, Some(None));
         self.listings.begin(&key);
         let known = self.tree.looked_up(key, Facts::default(), asked);
-        known.state().marked = true;
+        let mut state = known.state();
+        state.marked = true;
+        state.written = Some([timespec(SystemTime::now()); 2]);
+        drop(state);
         Ok(known)
     }
 
@@ -876,6 +890,12 @@ impl ObjectFs {
                 let to = moved(&key);
                 writing.now_at(&key, &to, version);
             }
+            if let Some(known) = writing.tree.at(&to) {
+                let mut state = known.state();
+                if let Some([_, changed]) = &mut state.written {
+                    *changed = timespec(SystemTime::now());
+                }
+            }
             writing.listings.forget_below(&from);
             writing.listings.forget_below(&to);
             writing.changed(&from, None);
@@ -940,6 +960,7 @@ impl Writing {
                 overwritten.iter().for_each(end);
                 self.drafts.take(from, draft);
                 draft.renamed(to, version.clone().or(replaces))?;
+                draft.attributes_changed()?;
                 self.tree.renamed(from, to);
                 self.drafts.insert(draft.clone());
                 version
@@ -973,6 +994,9 @@ impl Writing {
             return;
         }
         state.object = None;
+        // The copy has the time of now in the store.
+        let mtime = state.mtime().unwrap_or_default();
+        state.written = Some([mtime, timespec(SystemTime::now())]);
         if let Some(had) = state.version.replace(version) {
             let now = state.version.as_ref().expect("it was put there");
             self.fetch.cache.moved((from, &had), (to, now));
