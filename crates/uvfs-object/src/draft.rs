@@ -137,17 +137,9 @@ impl Draft {
         Ok(rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR)?)
     }
 
-    /// It is to become another object from now on.
-    pub(crate) fn renamed(&self, key: &str, replaces: Option<Version>) -> Result<()> {
-        let mut state = self.state();
-        key.clone_into(&mut state.key);
-        state.replaces = replaces;
-        self.note(&state)
-    }
-
     /// Brings the record up to date, in one step.
     fn note(&self, state: &State) -> Result<()> {
-        let Some(path) = &self.path else {
+        let Some(path) = self.path.as_ref().filter(|_| !state.removed) else {
             return Ok(());
         };
         let record = record(state).ok_or(Errno::NAMETOOLONG)?;
@@ -237,6 +229,26 @@ impl Drafts {
     pub(crate) fn insert(&self, draft: Arc<Draft>) {
         let key = draft.state().key.clone();
         self.all().insert(key, draft);
+    }
+
+    /// A draft is to become another object from now on. In one step, so that a lookup finds no draft that has ended: whether
+    /// it has not.
+    pub(crate) fn rename(
+        &self,
+        draft: &Arc<Draft>,
+        key: &str,
+        replaces: Option<Version>,
+    ) -> Result<bool> {
+        let mut state = draft.state();
+        if state.ended || state.removed {
+            return Ok(false);
+        }
+        self.take(&state.key, draft);
+        self.all().insert(key.to_owned(), draft.clone());
+        key.clone_into(&mut state.key);
+        state.replaces = replaces;
+        draft.note(&state)?;
+        Ok(true)
     }
 
     /// Takes a draft out, if it is this one.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use slab::Slab;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
+use tokio::sync::{RwLock, Semaphore};
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 use uvfs_server::interrupt::until_killed;
@@ -141,6 +141,7 @@ impl ObjectFs {
                 listings: Arc::clone(&listings),
                 drafts: Drafts::open(fetch.cache.root())?,
                 permits: permits(&options),
+                moving: RwLock::default(),
             })),
             false => None,
         };
@@ -822,7 +823,7 @@ impl FileSystem for ObjectFs {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        let known = self.make_file(parent, name, posix_of(cx, new))?;
+        let known = self.make_file(parent, name, posix_of(cx, new)).await?;
         let entry = self.entry(&known);
         let opened = self.open_file(known.clone(), how.flags, how.origin);
         let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use tokio::sync::RwLock;
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 
@@ -40,6 +41,9 @@ pub(crate) struct Writing {
     pub(crate) drafts: Drafts,
     /// As many as [`Fetch::permits`] has.
     pub(crate) permits: usize,
+    /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
+    /// [`Draft::order`].
+    pub(crate) moving: RwLock<()>,
 }
 
 /// What is at a key.
@@ -66,6 +70,7 @@ impl There {
 impl Writing {
     /// Puts a draft if the store has other contents.
     pub(crate) async fn put(&self, draft: &Arc<Draft>) -> Result<()> {
+        let _still = self.moving.read().await;
         let _order = draft.order.lock().await;
         self.put_in_order(draft).await
     }
@@ -93,7 +98,9 @@ impl Writing {
                 }
                 Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
                     // Gone: nothing is overwritten.
-                    None => draft.renamed(key, None)?,
+                    None => {
+                        self.drafts.rename(draft, key, None)?;
+                    }
                     // An earlier attempt arrived, and its answer got lost.
                     Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
                         let sums = Vec::new();
@@ -124,12 +131,9 @@ impl Writing {
         }
         let (seconds, nanos) = timespec(SystemTime::now());
         let beside = format!("{directory}{}.{why}-{seconds}.{nanos:09}", &name[..kept]);
-        self.drafts.take(&key, draft);
-        let renamed = draft.renamed(&beside, None);
         self.tree.renamed(&key, &beside);
-        self.drafts.insert(draft.clone());
         self.listings.forget(directory);
-        renamed
+        self.drafts.rename(draft, &beside, None).map(drop)
     }
 
     /// The user metadata that a draft is put with.
@@ -426,14 +430,15 @@ impl ObjectFs {
             let had = self.attr(known);
             set_modified(&draft, Some((had.mtime.cast_signed(), had.mtimensec)))?;
         }
+        let _still = writing.moving.read().await;
         let mut state = known.state();
         // It lost its name meanwhile.
         if state.removed {
             draft.state().removed = true;
             draft.discard();
         } else {
-            draft.renamed(&known.key(), state.version.clone())?;
-            writing.drafts.insert(draft.clone());
+            let version = state.version.clone();
+            writing.drafts.rename(&draft, &known.key(), version)?;
         }
         state.draft = Some(draft.clone());
         Ok(draft)
@@ -584,8 +589,14 @@ impl ObjectFs {
     }
 
     /// Begins a new file.
-    pub(crate) fn make_file(&self, parent: Node, name: &CStr, posix: Posix) -> Result<Arc<Known>> {
+    pub(crate) async fn make_file(
+        &self,
+        parent: Node,
+        name: &CStr,
+        posix: Posix,
+    ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
+        let _still = writing.moving.read().await;
         let key = new_key(&parent, name)?;
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
@@ -613,7 +624,7 @@ impl ObjectFs {
             let why = "links, FIFOs, sockets and devices are kept with -o metadata alone";
             return Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO));
         }
-        let known = self.make_file(parent, name, posix)?;
+        let known = self.make_file(parent, name, posix).await?;
         let draft = known.state().draft.clone().expect("it has just begun");
         let writer = Writer::new(self, &known);
         std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
@@ -649,10 +660,14 @@ impl ObjectFs {
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
         }
-        let (store, made, asked) = (self.fetch.store.clone(), key.clone(), Instant::now());
-        self.ask(cx, async move { store.make_directory(&made).await })
-            .await?;
-        writing.changed(&key, Some(None));
+        let (made, asked) = (key.clone(), Instant::now());
+        let task = async move {
+            let _still = writing.moving.read().await;
+            writing.fetch.store.make_directory(&made).await?;
+            writing.changed(&made, Some(None));
+            Ok(())
+        };
+        self.ask(cx, task).await?;
         self.listings.begin(&key);
         let known = self.tree.looked_up(key, Facts::default(), asked);
         let mut state = known.state();
@@ -687,6 +702,7 @@ impl ObjectFs {
                 There::Draft(draft) => Some(draft.clone()),
                 There::Facts(..) => None,
             };
+            let _still = writing.moving.read().await;
             // A put that is under way would bring it back.
             let _order = match &draft {
                 Some(draft) => Some(draft.order.lock().await),
@@ -742,6 +758,7 @@ impl ObjectFs {
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
         let (name, kept) = (key.clone(), parent.clone());
         let task = async move {
+            let _still = writing.moving.read().await;
             let store = &writing.fetch.store;
             let empty = writing.drafts.below(&name).is_empty();
             if !empty || store.list(&name, 0).await?.is_none() {
@@ -819,6 +836,7 @@ impl ObjectFs {
                 there,
                 other,
             };
+            let _still = writing.moving.read().await;
             writing.move_file(&parent, moved).await
         };
         self.ask(cx, task).await?;
@@ -839,9 +857,10 @@ impl ObjectFs {
         let (writing, parent) = (self.writing()?.clone(), parent.clone());
         let requests = self.options.requests.max(1);
         let task = async move {
+            let _alone = writing.moving.write().await;
             let store = &writing.fetch.store;
             for (_, draft) in writing.drafts.below(&from) {
-                writing.put(&draft).await?;
+                writing.put_in_order(&draft).await?;
             }
             let below = store.below(&from).await?;
             let moved = |key: &str| format!("{to}{}", &key[from.len()..]);
@@ -880,10 +899,9 @@ impl ObjectFs {
             }
             store.remove(&from).await?;
             for (key, draft) in writing.drafts.below(&from) {
-                writing.drafts.take(&key, &draft);
                 let version = copies.iter().flatten().find(|(from, _)| *from == key);
-                draft.renamed(&moved(&key), version.map(|(_, version)| version.clone()))?;
-                writing.drafts.insert(draft);
+                let version = version.map(|(_, version)| version.clone());
+                writing.drafts.rename(&draft, &moved(&key), version)?;
             }
             writing.tree.renamed(&from, &to);
             for (key, version) in copies.into_iter().flatten() {
@@ -958,11 +976,14 @@ impl Writing {
                     false => None,
                 };
                 overwritten.iter().for_each(end);
-                self.drafts.take(from, draft);
-                draft.renamed(to, version.clone().or(replaces))?;
-                draft.attributes_changed()?;
                 self.tree.renamed(from, to);
-                self.drafts.insert(draft.clone());
+                let replaces = version.clone().or(replaces);
+                if self.drafts.rename(draft, to, replaces)? {
+                    draft.attributes_changed()?;
+                } else if let Some(version) = version.clone() {
+                    // It has ended meanwhile, as a version of the cache.
+                    self.now_at(from, to, version);
+                }
                 version
             }
             There::Facts(facts, _) => {
