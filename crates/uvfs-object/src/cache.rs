@@ -195,8 +195,9 @@ impl Cache {
         if state.versions.contains_key(&id) {
             return Ok(());
         }
-        std::fs::rename(data, &files.data)?;
-        std::fs::write(&files.map, map)?;
+        let taken = std::fs::rename(data, &files.data);
+        let taken = taken.and_then(|()| std::fs::write(&files.map, map));
+        taken.inspect_err(|_| remove(&files))?;
         state.clock += 1;
         let slot = Slot {
             bytes: version.size,

@@ -17,6 +17,7 @@ use rustix::fs::{FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Result};
 
+use crate::cache::Cache;
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
 use crate::store::Version;
@@ -35,6 +36,7 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Draft {
     /// The path of its files, without their extensions. `None` for one that no name leads to.
     path: Option<PathBuf>,
+    cache: Arc<Cache>,
     pub(crate) file: File,
     /// The same file.
     pub(crate) data: Arc<ops::File>,
@@ -80,10 +82,16 @@ impl State {
 }
 
 impl Draft {
-    fn open(path: Option<PathBuf>, file: File, state: State) -> io::Result<Self> {
+    fn open(
+        cache: Arc<Cache>,
+        path: Option<PathBuf>,
+        file: File,
+        state: State,
+    ) -> io::Result<Self> {
         let data = ops::File::from(OwnedFd::from(file.try_clone()?));
         Ok(Self {
             path,
+            cache,
             file,
             data: Arc::new(data),
             state: Mutex::new(state),
@@ -144,7 +152,8 @@ impl Draft {
         };
         let record = record(state).ok_or(Errno::NAMETOOLONG)?;
         let (new, place) = (path.with_extension("tmp"), path.with_extension("draft"));
-        std::fs::write(&new, record)?;
+        let written = self.cache.with_room(|| std::fs::write(&new, &record));
+        written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         Ok(std::fs::rename(new, place)?)
     }
 
@@ -167,16 +176,16 @@ impl Draft {
 
 /// All drafts, by their keys.
 pub(crate) struct Drafts {
-    root: PathBuf,
+    cache: Arc<Cache>,
     next: AtomicU64,
     all: Mutex<BTreeMap<String, Arc<Draft>>>,
 }
 
 impl Drafts {
-    /// Takes over what earlier mounts left in a directory, and removes what no program was told of.
-    pub(crate) fn open(root: &Path) -> io::Result<Self> {
+    /// Takes over what earlier mounts left in a cache, and removes what no program was told of.
+    pub(crate) fn open(cache: Arc<Cache>) -> io::Result<Self> {
         let (mut all, mut next) = (BTreeMap::new(), 0);
-        for entry in root.read_dir()? {
+        for entry in cache.root().read_dir()? {
             let path = entry?.path();
             let number = path.file_stem().and_then(|stem| stem.to_str());
             let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
@@ -187,7 +196,7 @@ impl Drafts {
             next = next.max(number + 1);
             match extension {
                 "draft" => {
-                    if let Some(draft) = found(&path)? {
+                    if let Some(draft) = found(&cache, &path)? {
                         let key = draft.state().key.clone();
                         all.insert(key, Arc::new(draft));
                     }
@@ -198,7 +207,7 @@ impl Drafts {
             }
         }
         Ok(Self {
-            root: root.to_owned(),
+            cache,
             next: AtomicU64::new(next),
             all: Mutex::new(all),
         })
@@ -207,16 +216,19 @@ impl Drafts {
     /// Begins an empty draft. One that no name leads to has no record.
     pub(crate) fn begin(&self, state: State) -> Result<Arc<Draft>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.root.join(format!("{number:016x}"));
+        let (cache, path) = (
+            self.cache.clone(),
+            self.cache.root().join(format!("{number:016x}")),
+        );
         let new = path.with_extension("new");
         let mut how = OpenOptions::new();
         how.read(true).write(true).create_new(true).mode(0o600);
         let file = how.open(&new)?;
         if state.removed {
             std::fs::remove_file(&new)?;
-            return Ok(Arc::new(Draft::open(None, file, state)?));
+            return Ok(Arc::new(Draft::open(cache, None, file, state)?));
         }
-        let draft = Draft::open(Some(path), file, state)?;
+        let draft = Draft::open(cache, Some(path), file, state)?;
         let noted = draft.note(&draft.state());
         noted.inspect_err(|_| draft.discard())?;
         Ok(Arc::new(draft))
@@ -275,7 +287,7 @@ impl Drafts {
 }
 
 /// The draft of a record; `None` for one that the store has.
-fn found(record: &Path) -> io::Result<Option<Draft>> {
+fn found(cache: &Arc<Cache>, record: &Path) -> io::Result<Option<Draft>> {
     let path = record.with_extension("");
     let data = record.with_extension("new");
     let Some(state) = parse(&std::fs::read(record)?) else {
@@ -293,7 +305,7 @@ fn found(record: &Path) -> io::Result<Option<Draft>> {
         file => Some(file?),
     };
     match file.filter(|_| state.is_dirty()) {
-        Some(file) => Draft::open(Some(path), file, state).map(Some),
+        Some(file) => Draft::open(cache.clone(), Some(path), file, state).map(Some),
         None => {
             std::fs::remove_file(record)?;
             let _ = std::fs::remove_file(data);

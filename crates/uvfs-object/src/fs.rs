@@ -139,7 +139,7 @@ impl ObjectFs {
                 fetch: fetch.clone(),
                 tree: tree.clone(),
                 listings: Arc::clone(&listings),
-                drafts: Drafts::open(fetch.cache.root())?,
+                drafts: Drafts::open(fetch.cache.clone())?,
                 permits: permits(&options),
                 moving: RwLock::default(),
             })),

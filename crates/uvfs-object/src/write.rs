@@ -296,7 +296,7 @@ async fn take_over(fetch: Fetch, object: Arc<Object>, draft: Arc<Draft>, len: u6
         let end = len.min(at + RUN);
         let ahead = end..object.version.size.min(end + 8 * RUN).min(len);
         let pinned = object.have(&fetch, at..end, ahead).await?;
-        object.copy_to(&draft.file, at..end)?;
+        (fetch.cache).with_room(|| object.copy_to(&draft.file, at..end))?;
         drop(pinned);
         at = end;
     }

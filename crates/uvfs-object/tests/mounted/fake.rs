@@ -38,6 +38,8 @@ pub struct Bucket {
     pub no_token: bool,
     /// Puts are done whatever their conditions say.
     pub unconditional: bool,
+    /// Puts are refused.
+    pub forbids: bool,
     /// So many puts are done, and the connection ends before their answers.
     pub loses: u32,
     /// So many answers are this error instead: its status, and the code that S3 has for it.
@@ -66,6 +68,10 @@ impl Bucket {
     ) -> (String, Vec<u8>) {
         let header =
             |wanted: &str| Some(headers.iter().find(|(name, _)| name == wanted)?.1.as_str());
+        if self.forbids {
+            let body = "<Error><Code>AccessDenied</Code><Message>of a test</Message></Error>";
+            return ("403 Forbidden".to_owned(), body.into());
+        }
         let had = self.objects.get(key);
         let other = |etag| had.is_none_or(|had| had.etag != etag);
         let fails = header("if-match").is_some_and(other)

@@ -218,6 +218,69 @@ fn a_mapping_is_stored(store: &impl At) {
     }
 }
 
+/// Two mounts append to the same files. What a program was told is done is in the object, and what it was told is a conflict
+/// is beside it.
+pub fn two_mounts_append(store: &(impl At + Sync)) {
+    let mounts = [0, 1].map(|_| writable(&store.uri()));
+    fs::create_dir(mounts[0].at("both")).unwrap();
+    let names = ["x", "y"];
+    for name in names {
+        fs::write(mounts[0].at("both").join(name), b"").unwrap();
+    }
+    let append = |writer: usize| {
+        let mut random = Rng::with_seed(writer as u64);
+        let (mut done, mut refused) = (Vec::new(), Vec::new());
+        for n in 0..25 {
+            let path = mounts[writer % 2].at("both").join(names[random.usize(..2)]);
+            let line = format!("{writer}-{n}\n");
+            let opened = OpenOptions::new().append(true).open(&path);
+            let Ok(mut file) = opened else { continue };
+            let written = file.write_all(line.as_bytes());
+            match written.and_then(|()| close(file)) {
+                Ok(()) => done.push(line),
+                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => refused.push(line),
+                Err(error) => panic!("{line}: {error}"),
+            }
+        }
+        (done, refused)
+    };
+    let told = std::thread::scope(|scope| {
+        let append = &append;
+        let writers = [0, 1, 2, 3].map(|writer| scope.spawn(move || append(writer)));
+        writers.map(|writer| writer.join().unwrap())
+    });
+    drop(mounts);
+    let again = serve(&store.uri(), |_| {});
+    let (mut objects, mut beside) = (String::new(), String::new());
+    for entry in fs::read_dir(again.at("both")).unwrap() {
+        let path = entry.unwrap().path();
+        let content = fs::read_to_string(&path).unwrap();
+        match names.contains(&path.file_name().unwrap().to_str().unwrap()) {
+            true => objects += &content,
+            false => beside += &content,
+        }
+    }
+    let lines = |text: &str| {
+        text.lines()
+            .map(|line| format!("{line}\n"))
+            .collect::<Vec<_>>()
+    };
+    let (objects, beside) = (lines(&objects), lines(&beside));
+    for (done, refused) in &told {
+        for line in done {
+            assert!(
+                objects.contains(line) || beside.contains(line),
+                "{line}: {told:?}"
+            );
+        }
+        for line in refused {
+            assert!(beside.contains(line), "{line}: {told:?}");
+        }
+    }
+    let done: usize = told.iter().map(|(done, _)| done.len()).sum();
+    assert!(done > 10, "{told:?}");
+}
+
 /// The same random calls on a directory of the host and on the mount: the same results, and at last the same tree in the
 /// store.
 fn random_changes(store: &impl At, ttl: Duration) {
@@ -307,6 +370,13 @@ fn tree(root: &Path) -> Vec<(String, Vec<u8>)> {
 fn a_directory_of_the_host_is_written() {
     if has(&[Need::Fuse]) {
         all(&crate::DirectoryStore::new());
+    }
+}
+
+#[test]
+fn two_mounts_write_the_same_files() {
+    if let Some(fake) = fake() {
+        two_mounts_append(&fake);
     }
 }
 
@@ -534,4 +604,76 @@ fn attributes_are_kept_or_refused() {
         Path::new("a/target")
     );
     assert_eq!(fs::read(served.at("plain")).unwrap(), b"1");
+}
+
+/// A full disk is ENOSPC where it is full, and leaves nothing behind: what the cache holds makes room for what is written.
+#[test]
+fn a_full_disk_is_an_error_and_makes_room() {
+    if !has(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    let Some(fake) = fake() else { return };
+    let disk = tempfile::tempdir().unwrap();
+    let mount = |args: &[&str]| {
+        let done = Command::new(args[0])
+            .args(&args[1..])
+            .arg(disk.path())
+            .status();
+        assert!(done.unwrap().success(), "{args:?}");
+    };
+    mount(&["mount", "-t", "tmpfs", "-o", "size=20m", "none"]);
+    let _end = Unmounted(disk.path());
+    let served = serve(&fake.uri(), |options| {
+        options.writes = true;
+        options.cache_dir = Some(disk.path().to_owned());
+    });
+    let mut file = File::create_new(served.at("large")).unwrap();
+    let error = file.write_all(&vec![1; 30 * MIB]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    fs::remove_file(served.at("large")).unwrap();
+    drop(file);
+    let files = [1, 2, 3].map(|seed| bytes(7 * MIB, seed));
+    let begun = Instant::now();
+    // RELEASE, which frees the disk, comes after close(2).
+    while fs::write(served.at("1"), &files[0]).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+    fs::write(served.at("2"), &files[1]).unwrap();
+    fs::write(served.at("3"), &files[2]).unwrap();
+    let file = OpenOptions::new().append(true).open(served.at("1"));
+    file.unwrap().write_all(b"more").unwrap();
+    assert!(fs::read(served.at("1")).unwrap() == [&files[0][..], b"more"].concat());
+    assert!(fs::read(served.at("2")).unwrap() == files[1]);
+    drop(served);
+    assert!(contents(&fake, "3") == files[2]);
+}
+
+/// A mount that a test ends.
+struct Unmounted<'a>(&'a Path);
+
+impl Drop for Unmounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l"]).arg(self.0).status();
+    }
+}
+
+/// A store that may not be written is refused at once. Without the right to overwrite an object, it stays as it is.
+#[test]
+fn without_the_right_to_write() {
+    let Some(fake) = fake() else { return };
+    fake.put("file", b"at first");
+    let served = writable(&fake.uri());
+    let mut file = File::create(served.at("file")).unwrap();
+    file.write_all(b"anew").unwrap();
+    fake.bucket().forbids = true;
+    let error = close(file).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+    assert_eq!(contents(&fake, "file"), b"at first");
+    let scratch = tempfile::tempdir().unwrap();
+    let mut options = uvfs_object::Options::default();
+    (options.writes, options.cache_dir) = (true, Some(scratch.path().to_owned()));
+    let refused = uvfs_object::ObjectFs::open(&fake.uri(), options).err();
+    let refused = refused.expect("it may not be written").to_string();
+    assert!(refused.contains("AccessDenied"), "{refused}");
+    fake.bucket().forbids = false;
 }
