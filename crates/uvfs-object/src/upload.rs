@@ -79,7 +79,13 @@ impl Store {
                 let answer = self.uploads.write_options(key, all, how);
                 self.uploaded(answer).await
             }
-            false => self.put_parts(key, file, &mut pieces, how).await?,
+            false => {
+                let parts = self.put_parts(key, file, &mut pieces, how, replaces);
+                match parts.await? {
+                    Some(put) => put,
+                    None => return Ok(None),
+                }
+            }
         };
         let answer = match put {
             Ok(answer) => answer,
@@ -91,14 +97,16 @@ impl Store {
         Ok(Some(Stored { version, sums }))
     }
 
-    /// Uploads a large file in parts, some of them at a time. Without all of them the store has no object.
+    /// Uploads a large file in parts, some of them at a time. Without all of them the store has no object. `None` if the store
+    /// has another version by then.
     async fn put_parts(
         &self,
         key: &str,
         file: &File,
         pieces: &mut Pieces,
         mut how: WriteOptions,
-    ) -> Result<opendal::Result<Metadata>> {
+        replaces: Option<&Version>,
+    ) -> Result<Option<opendal::Result<Metadata>>> {
         let size = pieces.size;
         let part = size
             .div_ceil(MOST_PARTS)
@@ -109,12 +117,17 @@ impl Store {
         let begin = self.uploads.writer_options(key, how);
         let mut writer = match self.uploaded(begin).await {
             Ok(writer) => writer,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return Ok(Some(Err(error))),
         };
         let mut at = 0;
         let done = loop {
             if at == size {
-                break Ok(self.uploaded(writer.close()).await);
+                // Some stores keep the condition of a single request alone.
+                match self.has(key, replaces).await {
+                    Ok(true) => break Ok(Some(self.uploaded(writer.close()).await)),
+                    Ok(false) => break Ok(None),
+                    Err(error) => break Err(error),
+                }
             }
             let len = part.min(size - at);
             let bytes = match pieces.read(file, at, len) {
@@ -122,11 +135,11 @@ impl Store {
                 Err(error) => break Err(error),
             };
             if let Err(error) = self.uploaded(writer.write(bytes)).await {
-                break Ok(Err(error));
+                break Ok(Some(Err(error)));
             }
             at += len;
         };
-        if !matches!(done, Ok(Ok(_))) {
+        if !matches!(done, Ok(Some(Ok(_)))) {
             // What is left of it costs money, and is no object.
             let _ = self.uploaded(writer.abort()).await;
         }

@@ -417,6 +417,7 @@ fn over_s3() {
     let store = Seaweed::start();
     all(&store);
     writes::two_mounts_append(&store);
+    writes::a_large_file_is_not_overwritten(&store);
     metadata::metadata_of_a_real_store(&store);
     keys_that_no_path_can_name_are_hidden(&store);
     a_bad_store_is_an_error_in_time(&store);

@@ -285,6 +285,39 @@ pub fn two_mounts_append(store: &(impl At + Sync)) {
     assert!(done > 10, "{told:?}");
 }
 
+/// A large file, which is uploaded in parts, takes no place of a version that another mount has put meanwhile.
+pub fn a_large_file_is_not_overwritten(store: &impl At) {
+    let mounts = [0, 1].map(|_| writable(&store.uri()));
+    for (name, had) in [("had", true), ("new", false)] {
+        if had {
+            store.put(name, &bytes(20 * MIB, 1));
+        }
+        let mut files = [0, 1].map(|n| {
+            let open = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .open(mounts[n].at(name));
+            open.unwrap()
+        });
+        let contents = [2, 3].map(|seed| bytes(20 * MIB, seed));
+        for (file, content) in files.iter_mut().zip(&contents) {
+            file.write_all(content).unwrap();
+        }
+        let [one, two] = files;
+        close(one).unwrap();
+        let error = close(two).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{name}");
+        assert!(stored(store, name) == contents[0], "{name}");
+        let beside = fs::read_dir(mounts[0].mounted.path()).unwrap();
+        let beside = beside.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let beside: Vec<_> = beside
+            .filter(|beside| beside.starts_with(&format!("{name}.conflict-")))
+            .collect();
+        assert_eq!(beside.len(), 1, "{name}");
+        assert!(stored(store, &beside[0]) == contents[1], "{name}");
+    }
+}
+
 /// The same random calls on a directory of the host and on the mount: the same results, and at last the same tree in the
 /// store.
 fn random_changes(store: &impl At, ttl: Duration) {
