@@ -164,11 +164,8 @@ impl Draft {
         };
         for extension in ["draft", "new"] {
             let path = path.with_extension(extension);
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
-                }
-                _ => {}
+            if let Err(error) = remove(&path) {
+                tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
             }
         }
     }
@@ -201,8 +198,8 @@ impl Drafts {
                         all.insert(key, Arc::new(draft));
                     }
                 }
-                "new" if !path.with_extension("draft").exists() => std::fs::remove_file(&path)?,
-                "tmp" => std::fs::remove_file(&path)?,
+                "new" if !path.with_extension("draft").exists() => remove(&path)?,
+                "tmp" => remove(&path)?,
                 _ => {}
             }
         }
@@ -286,6 +283,14 @@ impl Drafts {
     }
 }
 
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The draft of a record; `None` for one that the store has.
 fn found(cache: &Arc<Cache>, record: &Path) -> io::Result<Option<Draft>> {
     let path = record.with_extension("");
@@ -293,10 +298,13 @@ fn found(cache: &Arc<Cache>, record: &Path) -> io::Result<Option<Draft>> {
     let Some(state) = parse(&std::fs::read(record)?) else {
         // A record is written in one step, so the disk has damaged it.
         let lost = record.with_extension("lost");
-        std::fs::rename(&data, &lost)?;
-        let (record, lost) = (record.display(), lost.display());
-        tracing::error!(%record, "not a record: what was written is in {lost}");
-        std::fs::remove_file(path.with_extension("draft"))?;
+        match std::fs::rename(&data, &lost) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let (place, lost) = (record.display(), lost.display());
+        tracing::error!("{place} is no record: what was written is in {lost}");
+        remove(record)?;
         return Ok(None);
     };
     let file = OpenOptions::new().read(true).write(true).open(&data);
@@ -307,8 +315,8 @@ fn found(cache: &Arc<Cache>, record: &Path) -> io::Result<Option<Draft>> {
     match file.filter(|_| state.is_dirty()) {
         Some(file) => Draft::open(cache.clone(), Some(path), file, state).map(Some),
         None => {
-            std::fs::remove_file(record)?;
-            let _ = std::fs::remove_file(data);
+            remove(record)?;
+            remove(&data)?;
             Ok(None)
         }
     }

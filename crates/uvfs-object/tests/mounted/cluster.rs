@@ -1,7 +1,7 @@
 //! A store of several machines loses one.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -57,5 +57,43 @@ fn a_lost_volume_server_is_no_error() {
             fs::read(fresh.at(&format!("c/{n}"))).unwrap() == *content,
             "{n}"
         );
+    }
+}
+
+/// Writers see no error either, and all that they closed is there.
+#[test]
+fn a_lost_volume_server_is_no_error_for_writers() {
+    if !has(&[Need::Fuse, Need::Program("weed"), Need::Program("setpriv")]) {
+        return;
+    }
+    let mut store = Seaweed::cluster();
+    let served = serve(&store.uri(), |options| options.writes = true);
+    let contents: Vec<_> = (0..FILES).map(|n| bytes(MIB + n, n as u64)).collect();
+    let (written, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let (served, contents, written, next) = (&served, &contents, &written, &next);
+            scope.spawn(move || {
+                loop {
+                    let n = next.fetch_add(1, Ordering::SeqCst);
+                    if n >= FILES {
+                        return;
+                    }
+                    let mut file = File::create_new(served.at(&n.to_string())).unwrap();
+                    file.write_all(&contents[n]).unwrap();
+                    file.sync_all().unwrap();
+                    written.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        while written.load(Ordering::SeqCst) < FILES / 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        store.lose_a_volume_server();
+    });
+    let fresh = serve(&store.uri(), |_| {});
+    for (n, content) in contents.iter().enumerate() {
+        let stored = fs::read(fresh.at(&n.to_string())).unwrap();
+        assert!(stored == *content, "{n}");
     }
 }
