@@ -283,6 +283,22 @@ impl Drafts {
     }
 }
 
+/// Says what an earlier mount did not put, on a mount that does not write.
+pub(crate) fn warn_of(root: &Path) -> io::Result<()> {
+    let is_draft = |path: &Path| path.extension().is_some_and(|end| end == "draft");
+    let entries = root
+        .read_dir()?
+        .filter_map(|entry| Some(entry.ok()?.path()));
+    match entries.filter(|path| is_draft(path)).count() {
+        0 => {}
+        count => tracing::warn!(
+            "{}: {count} written files are not in the store: a mount with -o write=close puts them",
+            root.display()
+        ),
+    }
+    Ok(())
+}
+
 /// Removes a file, if it is there.
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {

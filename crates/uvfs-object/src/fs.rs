@@ -22,7 +22,7 @@ use uvfs_server::{DEPTH, FileSystem};
 
 use crate::Options;
 use crate::cache::Cache;
-use crate::draft::Drafts;
+use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
@@ -133,6 +133,9 @@ impl ObjectFs {
             cache,
             permits: Arc::new(Semaphore::new(permits(&options))),
         };
+        if !writes {
+            draft::warn_of(fetch.cache.root())?;
+        }
         let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
         let writing = match options.writes {
             true => Some(Arc::new(Writing {

@@ -122,8 +122,13 @@ impl Store {
         let mut at = 0;
         let done = loop {
             if at == size {
-                // Some stores keep the condition of a single request alone.
-                match self.has(key, replaces).await {
+                // Some stores of parts keep the condition of a single request alone. Others show the file by now.
+                let of_parts = self.uploads.info().capability().write_multi_min_size;
+                let same = match of_parts {
+                    Some(_) => self.has(key, replaces).await,
+                    None => Ok(true),
+                };
+                match same {
                     Ok(true) => break Ok(Some(self.uploaded(writer.close()).await)),
                     Ok(false) => break Ok(None),
                     Err(error) => break Err(error),

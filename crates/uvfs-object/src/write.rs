@@ -4,8 +4,8 @@
 //! store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
 
 use std::ffi::CStr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -20,7 +20,7 @@ use crate::listing::Listings;
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
 use crate::store::{Facts, NAME_MAX, Version, is_directory};
-use crate::tree::{Known, Tree};
+use crate::tree::{self, Known, Tree};
 use crate::upload::{PART, PARTS, Stored, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
@@ -163,6 +163,22 @@ impl Writing {
         }
     }
 
+    /// No name leads to a file, or its draft, any more.
+    fn removed(&self, key: &str, draft: Option<&Arc<Draft>>) {
+        if let Some(draft) = draft {
+            self.discard(key, draft);
+        }
+        self.changed(key, None);
+        self.tree.removed(key);
+    }
+
+    /// A draft is to become no object.
+    fn discard(&self, key: &str, draft: &Arc<Draft>) {
+        draft.state().removed = true;
+        self.drafts.take(key, draft);
+        draft.discard();
+    }
+
     /// Ends a draft whose file no program writes any more, or has a task put it first.
     pub(crate) fn settle(self: &Arc<Self>, draft: &Arc<Draft>) {
         if self.finish(draft) || draft.settling.swap(true, Ordering::AcqRel) {
@@ -202,7 +218,11 @@ impl Writing {
             if !same {
                 continue;
             }
-            if known.as_ref().is_some_and(|known| known.writers > 0) || state.ended {
+            // Without a name it goes with the last open file.
+            let is_used = |known: &MutexGuard<'_, tree::State>| {
+                known.writers > 0 || state.removed && known.is_open()
+            };
+            if known.as_ref().is_some_and(is_used) || state.ended {
                 return true;
             }
             if state.is_dirty() {
@@ -316,14 +336,18 @@ fn set_modified(draft: &Draft, time: Option<(i64, u32)>) -> Result<()> {
     Ok(rustix::fs::futimens(&draft.file, &times)?)
 }
 
-/// Brings a whole version into the cache.
+/// Brings a whole version into the cache, because it is open and loses its name. What can't be had is ESTALE for its readers.
 async fn complete(fetch: Fetch, object: Arc<Object>) -> Result<()> {
     let size = object.version.size;
     let mut at = 0;
     while at < size {
         let end = size.min(at + RUN);
         let ahead = end..size.min(end + 8 * RUN);
-        object.have(&fetch, at..end, ahead).await?;
+        if let Err(error) = object.have(&fetch, at..end, ahead).await {
+            let key = &object.key;
+            tracing::warn!(key, "{error}: it loses its name, and is not cached whole");
+            break;
+        }
         at = end;
     }
     Ok(())
@@ -630,23 +654,12 @@ impl ObjectFs {
         std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
         let stored = self.store_draft(cx, &known).await;
         if stored.is_err() {
-            self.forget_draft(&known, &draft);
+            let (writing, key) = (self.writing()?, draft.state().key.clone());
+            writing.removed(&key, Some(&draft));
             self.tree.forget(known.node, 1);
         }
         drop(writer);
         stored.map(|()| known)
-    }
-
-    /// No name leads to a draft any more.
-    fn forget_draft(&self, known: &Known, draft: &Arc<Draft>) {
-        let key = draft.state().key.clone();
-        if let Ok(writing) = self.writing() {
-            writing.drafts.take(&key, draft);
-        }
-        draft.state().removed = true;
-        known.state().removed = true;
-        draft.discard();
-        self.tree.removed(&key);
     }
 
     pub(crate) async fn make_directory(
@@ -716,13 +729,7 @@ impl ObjectFs {
                 writing.keep_directory(&parent).await?;
                 writing.fetch.store.remove(&name).await?;
             }
-            if let Some(draft) = &draft {
-                draft.state().removed = true;
-                writing.drafts.take(&name, draft);
-                draft.discard();
-            }
-            writing.changed(&name, None);
-            writing.tree.removed(&name);
+            writing.removed(&name, draft.as_ref());
             Ok(())
         };
         self.ask(cx, task).await?;
@@ -766,9 +773,8 @@ impl ObjectFs {
             }
             writing.keep_directory(&kept).await?;
             store.remove(&name).await?;
-            writing.changed(&name, None);
             writing.listings.forget(&name);
-            writing.tree.removed(&name);
+            writing.removed(&name, None);
             Ok(())
         };
         self.ask(cx, task).await?;
@@ -952,11 +958,7 @@ impl Writing {
             None => None,
         };
         let replaces = other.as_ref().and_then(There::version);
-        let end = |draft: &Arc<Draft>| {
-            draft.state().removed = true;
-            self.drafts.take(to, draft);
-            draft.discard();
-        };
+        let end = |draft: &Arc<Draft>| self.discard(to, draft);
         let version = match &there {
             There::Draft(draft) => {
                 let _order = draft.order.lock().await;

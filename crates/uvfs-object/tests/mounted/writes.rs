@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -186,7 +187,19 @@ fn an_open_file_outlives_its_name(store: &impl At) {
     file.seek(SeekFrom::Start(0)).unwrap();
     file.read_to_end(&mut all).unwrap();
     assert!(all.len() == content.len() + 5 && all.ends_with(b"still"));
+    // A reader sees what was written there to its end.
+    let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     drop(file);
+    std::thread::sleep(Duration::from_millis(100));
+    if let Ok(mut reader) = reader {
+        Command::new("sh")
+            .args(["-c", "echo 1 >/proc/sys/vm/drop_caches"])
+            .status()
+            .unwrap();
+        let mut again = Vec::new();
+        reader.read_to_end(&mut again).unwrap();
+        assert!(again == all, "after the writer");
+    }
     let again = serve(&store.uri(), |_| {});
     assert_eq!(fs::read(again.at("over")).unwrap(), b"other");
     let gone = fs::metadata(again.at("open")).unwrap_err();
