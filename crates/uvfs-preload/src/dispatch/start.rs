@@ -6,7 +6,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{BLOCK, STATE, Why, last, threads, trap};
 use crate::real::stat;
@@ -107,22 +107,48 @@ pub(super) fn start(fd: c_int) -> Result<bool, Why> {
         }
     };
     if !alone()? {
-        unblocked()?;
+        settled(unblocked)?;
     }
     STATE.selector.store(BLOCK, Ordering::SeqCst);
     if alone()? {
         return Ok(true);
     }
-    let mut children = false;
-    for task in unblocked()? {
-        if !has_same(fd, &format!("/proc/self/task/{task}")) {
-            // It has descriptors of its own (unshare).
-            return Err(Why::Threads);
+    settled(|| {
+        let mut children = false;
+        for task in unblocked()? {
+            if !has_same(fd, &format!("/proc/self/task/{task}")) {
+                // It has descriptors of its own (unshare), or ends.
+                return Err(Why::Threads);
+            }
+            // A child that another thread made just now may have the descriptor, too.
+            children |= children_of(task).is_none_or(|list| !list.is_empty());
         }
-        // A child that another thread made just now may have the descriptor, too.
-        children |= children_of(task).is_none_or(|list| !list.is_empty());
+        Ok(!children)
+    })
+}
+
+/// Looks again for as long as the other threads may be on their way to what is asked. The C library blocks all
+/// signals while it makes or ends a thread, or makes a process, and on a busy machine the thread that does it
+/// may wait long for its turn.
+fn settled<T>(look: impl Fn() -> Result<T, Why>) -> Result<T, Why> {
+    /// What this library has seen begin, and what the C library does.
+    const KNOWN: Duration = Duration::from_secs(1);
+    /// The end of a thread that was made around the C library.
+    const ELSE: Duration = Duration::from_millis(20);
+    let began = Instant::now();
+    loop {
+        let found = look();
+        let longest = match &found {
+            Err(Why::Signals) => KNOWN,
+            Err(Why::Threads) if STATE.threads.any_begins() => KNOWN,
+            Err(Why::Threads) => ELSE,
+            _ => return found,
+        };
+        if began.elapsed() > longest {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(!children)
 }
 
 /// Looks at what the process has that no call tells of, before the first import: io_urings, files that are
@@ -137,7 +163,7 @@ pub(super) fn look_back(fd: c_int, mut mapped: impl FnMut((u64, u64))) -> Result
             mapped(inode);
         }
     }
-    for task in armed_tasks()? {
+    for task in settled(armed_tasks)? {
         for child in children_of(task).unwrap_or_default() {
             if has_same(fd, &format!("/proc/{child}")) {
                 return Err(Why::Threads);
@@ -184,16 +210,9 @@ fn handlers(text: &Range<usize>) -> Result<(), Why> {
 
 /// The threads of this process, all of which are armed.
 fn armed_tasks() -> Result<Vec<c_int>, Why> {
-    /// Milliseconds that a thread has to begin or to end.
-    const LONGEST: usize = 20;
-    for _ in 0..LONGEST {
-        let tasks = numbers("/proc/self/task").ok_or(Why::Unsupported)?;
-        if tasks.iter().all(|task| STATE.threads.has(*task)) {
-            return Ok(tasks);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Err(Why::Threads)
+    let tasks = numbers("/proc/self/task").ok_or(Why::Unsupported)?;
+    let armed = tasks.iter().all(|task| STATE.threads.has(*task));
+    armed.then_some(tasks).ok_or(Why::Threads)
 }
 
 /// The names in a directory that are numbers. The standard library's way would take the program's next

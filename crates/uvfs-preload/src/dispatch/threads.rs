@@ -28,11 +28,16 @@ impl Threads {
             .any(|slot| slot.load(Ordering::Acquire) == thread)
     }
 
+    /// Whether a thread is made and not armed yet.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn any_begins(&self) -> bool {
+        self.begin.load(Ordering::Acquire) > 0
+    }
+
     /// Whether a thread of the program lives beside `own`. All are armed where the dispatch sees their calls.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn others(&self, own: c_int) -> bool {
-        let begin = self.begin.load(Ordering::Acquire) > 0;
-        begin
+        self.any_begins()
             || self.armed.iter().any(|slot| {
                 let thread = slot.load(Ordering::Acquire);
                 thread != 0 && thread != own && lives(thread)

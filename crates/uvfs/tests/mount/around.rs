@@ -66,6 +66,12 @@ fn threads() {
     same("threads", None);
 }
 
+/// A thread that blocks all signals for a moment, as it does while it makes another, is waited for.
+#[test]
+fn blocked_signals() {
+    same("blocked", None);
+}
+
 /// A process that the C library did not make shares the file's position.
 #[test]
 fn processes() {

@@ -83,6 +83,15 @@ static void threads(void) {
     pthread_create(&early, NULL, nothing_too, &b); pthread_join(early, &r); P("joined %d\n", r == &b); errno = 0, n_ = write(b, "x", 1), P("write %zd %d\n", n_, errno);
     P("write %zd\n", write(c, "y", 1)); show("a"); show("b"); show("c");
 }
+// A thread that blocks all signals for a moment, as the C library has it while it makes another.
+static void *blocks(void *unused) {
+    unsigned long all = ~0ul, none = 0; raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, 0, 8, 0, 0); handled = 1;
+    usleep(50000); raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, 8, 0, 0); return NULL;
+}
+static void blocked(void) {
+    pthread_t other; pthread_create(&other, NULL, blocks, NULL); while (!handled) usleep(100);
+    int a = make("a"); pthread_join(other, NULL); P("close %ld\n", R1(SYS_close, a)); show("a");
+}
 static void processes(void) {
     int a = make("a"); pid_t child = raw(SYS_fork, 0, 0, 0, 0, 0, 0);
     if (!child) { write(a, "child", 5); R1(SYS_exit_group, 7); }
@@ -134,8 +143,8 @@ static void old_entry(void) {
 }
 int main(int n, char **words) {
     if (n < 3 || chdir(words[1])) return 91;
-    const char *names[] = {"table", "signals", "threads", "processes", "early", "ends", "last", "executes", "ring", "old_entry"};
-    void (*parts[])(void) = {table, signals, threads, processes, early, ends, last, executes, ring, old_entry};
-    for (int i = 0; i < 10; i++) if (!strcmp(words[2], names[i])) { parts[i](); P("done\n"); return 0; }
+    const char *names[] = {"table", "signals", "threads", "processes", "early", "ends", "last", "executes", "ring", "old_entry", "blocked"};
+    void (*parts[])(void) = {table, signals, threads, processes, early, ends, last, executes, ring, old_entry, blocked};
+    for (int i = 0; i < 11; i++) if (!strcmp(words[2], names[i])) { parts[i](); P("done\n"); return 0; }
     return 92;
 }
