@@ -3,20 +3,21 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount;
 use uvfs_sys::limits;
 
-/// How long a mount may take to answer its first request.
+/// How long a mount may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
 /// Asks the other process to look whether the mount answers. No exit status is so high.
 const LOOK: u8 = u8::MAX;
@@ -28,6 +29,14 @@ pub struct Report {
     socket: UnixStream,
     /// The process that looks; `None` in the background, where it is the parent.
     child: Option<Pid>,
+}
+
+/// What asking the server of a mount shows.
+pub enum Asked {
+    Answers,
+    Dead,
+    /// It did not answer in time.
+    Silent,
 }
 
 /// The side of the fork that this is.
@@ -69,7 +78,7 @@ impl Report {
         if let Some(child) = self.child {
             // The child ends now.
             let _ = self.socket.write_all(&[0]);
-            let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
+            let _ = waitpid(Some(child), WaitOptions::empty());
             // Does nothing unless systemd started a unit of Type=notify.
             return sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into());
         }
@@ -102,21 +111,24 @@ impl Report {
     }
 }
 
+/// fork(2), for a process with one thread; `None` in the child.
+fn fork() -> Result<Option<Pid>> {
+    // SAFETY: there is one thread, so the child's copy of every lock and buffer is consistent.
+    match unsafe { libc::fork() } {
+        -1 => Err(Error::new(format!(
+            "fork: {}",
+            limits::explain_start(&io::Error::last_os_error())
+        ))),
+        child => Ok(Pid::from_raw(child)),
+    }
+}
+
 /// Splits the process into one that serves at `path` and one that looks. To be called while it has one thread.
 pub fn split(path: &Path, background: bool) -> Result<Side> {
     let (ours, theirs) = UnixStream::pair().context(|| "a pair of sockets".into())?;
-    // SAFETY: there is one thread, so the child's copy of every lock and buffer is consistent.
-    let child = match unsafe { libc::fork() } {
-        -1 => {
-            return Err(Error::new(format!(
-                "fork: {}",
-                limits::explain_start(&io::Error::last_os_error())
-            )));
-        }
-        child => child,
-    };
+    let child = fork()?;
     match (background, child) {
-        (true, 0) => {
+        (true, None) => {
             drop(theirs);
             rustix::process::chdir("/").context(|| "/".into())?;
             Ok(Side::Server(Report {
@@ -124,27 +136,20 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
                 child: None,
             }))
         }
-        (true, _) => {
+        (true, Some(child)) => {
             drop(ours);
             let followed = follow(theirs, path).unwrap_or_else(|| Err(ended()));
             if followed.is_err() {
                 // Wait until the server is gone: as long as it has its threads, the unmounting process may not be
                 // able to start.
-                let deadline = Instant::now() + ANSWER;
-                let goes_on = || {
-                    matches!(
-                        rustix::process::waitpid(Pid::from_raw(child), WaitOptions::NOHANG),
-                        Ok(None)
-                    )
-                };
-                while goes_on() && Instant::now() < deadline {
-                    std::thread::sleep(Duration::from_millis(5));
+                if let Ok(process) = pidfd_open(child, PidfdFlags::empty()) {
+                    ended_by(&process, Instant::now() + ANSWER);
                 }
                 take_away(path);
             }
             Ok(Side::Parent(followed))
         }
-        (false, 0) => {
+        (false, None) => {
             drop(ours);
             // The mount of a server that was killed stays, as it does later.
             if let Some(Err(_)) = follow(theirs, path) {
@@ -153,11 +158,11 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
             // SAFETY: ends the process, and runs no code of it. Its copies of buffers are the server's to write.
             unsafe { libc::_exit(0) }
         }
-        (false, _) => {
+        (false, child) => {
             drop(theirs);
             Ok(Side::Server(Report {
                 socket: ours,
-                child: Pid::from_raw(child),
+                child,
             }))
         }
     }
@@ -199,6 +204,38 @@ fn take_away(path: &Path) {
     if look(path).is_err() {
         let _ = mount::unmount(path, true);
     }
+}
+
+/// Asks the server of the mount at `path`. A process that waits for an answer can't be killed, so another one asks,
+/// and is left alone if there is none in time. To be called while this one has one thread.
+pub fn ask(path: &Path) -> Result<Asked> {
+    let Some(child) = fork()? else {
+        // SAFETY: the child looks and ends, and runs no code of the process. While it waits it must not hold what the
+        // command writes to, as pipes whose readers wait for their end.
+        unsafe {
+            libc::close_range(0, u32::MAX, 0);
+            libc::_exit(i32::from(look(path).is_err()))
+        }
+    };
+    let process = pidfd_open(child, PidfdFlags::empty()).context(|| "pidfd_open".into())?;
+    if !ended_by(&process, Instant::now() + ANSWER) {
+        // It ends with the answer.
+        let _ = kill_process(child, Signal::KILL);
+        return Ok(Asked::Silent);
+    }
+    let status = waitpid(Some(child), WaitOptions::empty()).context(|| "waitpid".into())?;
+    match status.and_then(|(_, status)| status.exit_status()) {
+        Some(0) => Ok(Asked::Answers),
+        _ => Ok(Asked::Dead),
+    }
+}
+
+/// Waits for the end of a process; false if it has not ended by then.
+pub fn ended_by(process: &OwnedFd, end: Instant) -> bool {
+    let left = end.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).ok();
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, left.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
 /// Has the kernel ask the mount's server for the root. Any answer but a dead mount's shows that the server answers:

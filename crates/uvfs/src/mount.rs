@@ -13,7 +13,6 @@ use std::time::Duration;
 use clap::ValueHint;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use uvfs_cli::{Context, Error, Result, duration, log, warn};
@@ -29,7 +28,7 @@ use uvfs_sys::limits;
 use uvfs_xfs::XfsFs;
 
 use crate::confine;
-use crate::daemon::{self, Report, Side, Signals};
+use crate::daemon::{self, Asked, Report, Side, Signals};
 use crate::image::{self, Opened, remote};
 use crate::options::{self, Options};
 use crate::umount;
@@ -163,6 +162,7 @@ fn directory_or_image(source: &Path) -> Result<(PathBuf, Option<Arc<Device>>)> {
 /// Finds or makes the mount point.
 fn place(path: &Path) -> Result<Place> {
     let name = || path.display().to_string();
+    unmounted(path)?;
     match std::fs::metadata(path) {
         Ok(meta) if !meta.is_dir() => {
             return Err(Error::new(format!(
@@ -176,24 +176,37 @@ fn place(path: &Path) -> Result<Place> {
             let path = path.canonicalize().context(name)?;
             return Ok(Place { path, made: true });
         }
-        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            return Err(Error::new(format!(
-                "{0}: a dead server's mount is still there (uvfs umount {0} takes it away)",
-                name()
-            )));
-        }
         Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
     }
     let path = path.canonicalize().context(name)?;
-    if let Some(line) = mount::mounted(&path).context(|| "/proc/self/mountinfo".into())?
-        && mount::subtype(&line.kind) == "uvfs"
-    {
-        return Err(Error::new(format!(
-            "{}: already mounted (uvfs umount takes it away)",
-            path.display()
-        )));
-    }
     Ok(Place { path, made: false })
+}
+
+/// Refuses a mount point where uvfs is mounted, and one whose server is dead or hangs. stat(2) does not tell: the
+/// kernel may have the attributes of the root.
+fn unmounted(path: &Path) -> Result<()> {
+    // One that is missing is made.
+    let Ok(real) = mount::real_path(path) else {
+        return Ok(());
+    };
+    let line = mount::mounted(&real).context(|| "/proc/self/mountinfo".into())?;
+    let Some(line) = line.filter(|line| line.kind.starts_with("fuse")) else {
+        return Ok(());
+    };
+    let name = path.display();
+    let what = match daemon::ask(&real)? {
+        Asked::Dead => {
+            format!("a dead server's mount is still there (uvfs umount {name} takes it away)")
+        }
+        Asked::Silent => {
+            format!("mounted, and its server does not answer (uvfs umount --force {name} ends it)")
+        }
+        Asked::Answers if mount::subtype(&line.kind) == "uvfs" => {
+            "already mounted (uvfs umount takes it away)".into()
+        }
+        Asked::Answers => return Ok(()),
+    };
+    Err(Error::new(format!("{name}: {what}")))
 }
 
 /// Refuses a mount point that is not empty, as the mount would hide what is there. A directory that is mounted on

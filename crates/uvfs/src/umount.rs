@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount::users::{entries, processes, users};
 use uvfs_server::mount::{self, Mount};
+
+use crate::daemon::ended_by;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -133,7 +134,7 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
         .map_err(|error| in_use(&path, &line.device, &error))?;
     let end = Instant::now() + ENDS_WITHIN;
     for server in servers {
-        if !server.ends_by(end) {
+        if !ended_by(&server.process, end) {
             let (path, pid) = (path.display(), server.pid);
             let what = format!("{path}: unmounted; its server (pid {pid}) has not ended yet");
             uvfs_cli::warn(what);
@@ -182,13 +183,6 @@ impl Server {
             }
         }
         servers
-    }
-
-    fn ends_by(&self, end: Instant) -> bool {
-        let left = end.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).ok();
-        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
-        poll(&mut fds, left.as_ref()).is_ok_and(|ready| ready > 0)
     }
 }
 

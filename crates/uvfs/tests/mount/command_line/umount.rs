@@ -31,6 +31,27 @@ fn dead_mount() {
     Mount::new(&Serve::over(Transport::Dev), &served.source, &at).unmount();
 }
 
+/// `uvfs mount` does not hang at a mount whose server does.
+#[test]
+fn a_mount_that_hangs() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("at"));
+    let name = at.to_str().unwrap();
+    run(&mut mount(&source, &at)).ok();
+    let server = crate::observe::stats(&at)["pid"].as_i64().unwrap();
+    let server = rustix::process::Pid::from_raw(server as i32).unwrap();
+    let signal = |signal| rustix::process::kill_process(server, signal).unwrap();
+    refused(&run(&mut mount(&source, &at)), &[name, "already mounted"]);
+    signal(Signal::STOP);
+    let outcome = run(&mut mount(&source, &at));
+    signal(Signal::CONT);
+    refused(&outcome, &[name, "does not answer", "--force"]);
+    run(uvfs().arg("umount").arg(&at)).ok();
+}
+
 /// Only root and the user who mounted it may unmount.
 #[test]
 fn umount_by_somebody_else() {

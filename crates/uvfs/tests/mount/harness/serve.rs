@@ -118,6 +118,8 @@ impl Mount {
         mount
             .run(Command::new("stat").arg("--file-system").arg(at))
             .ok();
+        // The root's attributes, too: see `uvfs_server::mount::mount`. A mount of another user's gives none.
+        mount.run(Command::new("stat").arg(at));
         Ok(mount)
     }
 
