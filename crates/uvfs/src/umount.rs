@@ -34,6 +34,10 @@ usage. The others are unmounted all the same.";
 /// How long a server may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long a mount may be in use by what can't be seen. A process that ends is seen to have no files before the
+/// kernel has closed them.
+const LETS_GO_WITHIN: Duration = Duration::from_secs(2);
+
 /// Unmount; also what a server that died left behind.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -130,8 +134,7 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
     if args.force {
         mount::abort(&line.device).context(|| path.display().to_string())?;
     }
-    mount::unmount(&path, args.lazy || args.force)
-        .map_err(|error| in_use(&path, &line.device, &error))?;
+    take_away(&path, &line.device, args.lazy || args.force)?;
     let end = Instant::now() + ENDS_WITHIN;
     for server in servers {
         if !ended_by(&server.process, end) {
@@ -143,17 +146,29 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Why it can't be unmounted; if it is in use, by whom.
-fn in_use(path: &Path, device: &str, error: &std::io::Error) -> Error {
-    let users = users(device);
-    let below = mount::mounts_below(path);
-    let busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
-    let (path, used) = (path.display(), !users.is_empty() || !below.is_empty());
-    if !busy && !used {
-        return Error::new(format!("{path}: {error}"));
+/// Unmounts. If that fails because the mount is in use, the error says by whom.
+fn take_away(path: &Path, device: &str, lazily: bool) -> Result<()> {
+    let end = Instant::now() + LETS_GO_WITHIN;
+    loop {
+        let Err(error) = mount::unmount(path, lazily) else {
+            return Ok(());
+        };
+        let (users, below) = (users(device), mount::mounts_below(path));
+        let busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+        let used = !users.is_empty() || !below.is_empty();
+        if busy && !used && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        let path = path.display();
+        return Err(Error::new(match busy || used {
+            true => {
+                let by = mount::list(&users, &below);
+                format!("{path}: in use by {by} (end them, or use --lazy)")
+            }
+            false => format!("{path}: {error}"),
+        }));
     }
-    let by = mount::list(&users, &below);
-    Error::new(format!("{path}: in use by {by} (end them, or use --lazy)"))
 }
 
 /// A process of this command that serves a mount.

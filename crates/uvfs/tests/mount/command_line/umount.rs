@@ -208,3 +208,40 @@ fn busy_mount() {
     served.mount.expect_gone();
     assert!(outcome.status.success(), "{outcome}");
 }
+
+/// `uvfs umount` waits a moment for the end of what can't be seen, as the kernel closes the files of a process that has
+/// ended a little later.
+#[test]
+fn an_unseen_user_that_ends() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("python3"),
+    ]) {
+        return;
+    }
+    let mut served = Served::new(&Serve::over(Transport::Dev));
+    let at = served.mount.at.clone();
+    // A descriptor that is under way is in no process.
+    let script = "import os, socket, sys, time; a, b = socket.socketpair(); fd = os.open(sys.argv[1], os.O_RDONLY); \
+                  socket.send_fds(a, [b'x'], [fd]); os.close(fd); print('sent', flush=True); time.sleep(float(sys.argv[2]))";
+    let user = |seconds: &str| {
+        let user = command("python3", ["-c", script, at.to_str().unwrap(), seconds]);
+        let user = Running::start(&mut { user });
+        wait_for("the descriptor to be sent", || {
+            user.stdout().contains("sent")
+        });
+        user
+    };
+    let mut stays = user("600");
+    let outcome = served.mount.run(uvfs().arg("umount").arg(&at));
+    stays.kill();
+    refused(&outcome, &["in use", "can't be seen"]);
+    let mut ends = user("0.5");
+    served.mount.run(uvfs().arg("umount").arg(&at)).ok();
+    assert!(mounted(&at).is_none());
+    ends.kill();
+    served.mount.expect_gone();
+    let outcome = served.mount.server.wait(SOON).expect("the server ends");
+    assert!(outcome.status.success(), "{outcome}");
+}
