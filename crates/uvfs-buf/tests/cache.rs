@@ -2,6 +2,8 @@
 
 #[path = "cache/errors.rs"]
 mod errors;
+#[path = "cache/leader.rs"]
+mod leader;
 #[path = "cache/pressure.rs"]
 mod pressure;
 

@@ -78,13 +78,12 @@ impl Shared {
     /// Takes in what is done, without waiting.
     pub(super) fn poll(&self) {
         if let Ok(mut done) = self.leader.try_lock() {
-            if self.engine.reap(false, &mut done) == 0 {
-                return;
-            }
+            self.engine.reap(false, &mut done);
             for io in done.drain(..) {
                 self.complete(io);
             }
             drop(done);
+            // Also if nothing was done: a thread that met this leader sleeps until it has stepped down.
             self.bump();
         }
     }
