@@ -52,7 +52,7 @@ impl Engine for LongLooks {
 
 /// A thread that reads while another one looks for completions goes on when that one has found none and is gone.
 #[test]
-fn a_look_that_finds_nothing_wakes_who_waits_for_its_end() {
+fn a_look_that_finds_nothing_wakes_a_waiting_thread() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), 8);
     let device = Arc::new(Device::open(&path, OpenOptions::default()).unwrap());
