@@ -196,6 +196,8 @@ fn text(text: &str) -> String {
 
 /// One request and its answer after another.
 fn serve(client: &TcpStream, bucket: &Mutex<Bucket>) -> Option<()> {
+    // Head and body are two writes.
+    client.set_nodelay(true).ok()?;
     let mut reader = BufReader::new(client);
     loop {
         let mut line = String::new();
@@ -324,6 +326,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
     };
     let prefix = value("prefix").unwrap_or_default();
     bucket.asked.push(format!("LIST {prefix}"));
+    let by_directory = value("delimiter").is_some();
     let quotes: &[char] = if bucket.bare_etags { &['"'] } else { &[] };
     let after = value("continuation-token").unwrap_or_default();
     let most = value("max-keys")
@@ -335,7 +338,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
         let Some(rest) = key.strip_prefix(&prefix) else {
             break;
         };
-        let shown = match rest.split_once('/') {
+        let shown = match rest.split_once('/').filter(|_| by_directory) {
             Some((directory, _)) => format!("{prefix}{directory}/"),
             None => key.clone(),
         };
@@ -348,7 +351,7 @@ fn list(bucket: &mut Bucket, query: &str) -> String {
         }
         count += 1;
         let name = text(&shown);
-        match shown == *key && !rest.contains('/') {
+        match shown == *key && !(by_directory && rest.contains('/')) {
             true => write!(
                 out,
                 "<Contents><Key>{name}</Key><LastModified>2012-11-27T18:15:05.678Z</LastModified><ETag>{}</ETag>\

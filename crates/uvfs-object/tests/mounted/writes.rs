@@ -430,6 +430,14 @@ fn two_mounts_write_the_same_files() {
     }
 }
 
+#[test]
+fn a_store_in_memory_is_written() {
+    if let Some(fake) = fake() {
+        names_change(&fake);
+        random_changes(&fake, Duration::ZERO);
+    }
+}
+
 /// A store in memory, and what it has of an object.
 fn fake() -> Option<Fake> {
     has(&[Need::Fuse]).then(Fake::start)
