@@ -38,8 +38,7 @@ fn shared() -> &'static Arc<Pool> {
 }
 
 fn worker(pool: &Pool) {
-    // The thread that started it may be bound to a core, and give way to all others.
-    placement::be_ordinary();
+    placement::unbind();
     let mut state = lock(&pool.state);
     loop {
         if let Some(job) = state.jobs.pop_front() {

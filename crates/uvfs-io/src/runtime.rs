@@ -25,7 +25,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use uvfs_queue::placement::Watched;
 use uvfs_queue::ring::Bell;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitCounts};
 
@@ -78,7 +77,6 @@ struct Executor {
     ready: RefCell<VecDeque<usize>>,
     shared: Arc<Shared>,
     spinner: RefCell<Spinner>,
-    watched: RefCell<Option<Watched>>,
     enters: Cell<u64>,
     hands_over: Cell<bool>,
     /// Registered credentials.
@@ -257,7 +255,6 @@ impl Runtime {
             ready: RefCell::default(),
             shared,
             spinner: RefCell::new(Spinner::new(wait)),
-            watched: RefCell::new(None),
             enters: Cell::new(0),
             hands_over: Cell::new(false),
             personality: Cell::new(None),
@@ -268,11 +265,6 @@ impl Runtime {
     /// Reaches this runtime from any thread.
     pub fn remote(&self) -> Remote {
         Remote(self.core.shared.clone())
-    }
-
-    /// Tells the watchdog when the thread wakes up.
-    pub fn set_watched(&self, watched: Watched) {
-        *self.core.watched.borrow_mut() = Some(watched);
     }
 
     /// Runs `main` and every task spawned meanwhile until `main` ends. Tasks that are left stay
@@ -452,9 +444,6 @@ impl Executor {
         Bell(&self.shared.bell).awake();
         entered?;
         self.reap();
-        if let Some(watched) = &*self.watched.borrow() {
-            watched.stir();
-        }
         if budget.is_zero() {
             self.spinner.borrow_mut().count(true);
         }

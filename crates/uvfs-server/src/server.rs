@@ -9,9 +9,10 @@ use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_proto::abi::InitFlags;
-use uvfs_queue::placement::{self, Watchdog};
+use uvfs_queue::placement;
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_sys::limits::explain;
 
@@ -72,7 +73,6 @@ pub struct Server<F: FileSystem> {
     ended: Receiver<()>,
     _control: Option<Control>,
     clients: Option<Clients>,
-    _watchdog: Option<Watchdog>,
     _behind: Option<DropBehind>,
     _slow: Option<Slow>,
     fallback: Option<String>,
@@ -187,21 +187,13 @@ impl<F: FileSystem> Server<F> {
         });
         let behind = session.drop_behind()?;
         let slow = Slow::start(&session)?;
-        // Spinning needs a core of its own; the other modes hand over on the caller's.
-        let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
-        let watchdog = if hand_over {
-            Some(Watchdog::start()?)
-        } else {
-            None
-        };
-        // A thread that hands over never spins: the caller is on this core.
-        let wait = if hand_over {
-            WaitConfig {
+        // See docs/waiting.md.
+        let wait = match options.wait.mode {
+            WaitMode::Adaptive if geteuid().is_root() => WaitConfig {
                 mode: WaitMode::Sleep,
                 ..options.wait
-            }
-        } else {
-            options.wait
+            },
+            _ => options.wait,
         };
         let (end, ended) = channel();
         let (start, started) = channel();
@@ -209,7 +201,6 @@ impl<F: FileSystem> Server<F> {
             session: &session,
             cores: placement::allowed_cores()?,
             wait,
-            watchdog: watchdog.as_ref(),
             end,
             start,
             threads: Vec::new(),
@@ -232,7 +223,6 @@ impl<F: FileSystem> Server<F> {
             ended,
             _control: control,
             clients,
-            _watchdog: watchdog,
             _behind: behind,
             _slow: slow,
             fallback,
@@ -272,7 +262,6 @@ struct QueueThreads<'a, F: FileSystem> {
     session: &'a Arc<Session<F>>,
     cores: Vec<usize>,
     wait: WaitConfig,
-    watchdog: Option<&'a Watchdog>,
     /// Told when a queue ends.
     end: Sender<()>,
     /// Told when a queue is served, or why it never will be.
@@ -327,17 +316,10 @@ impl<F: FileSystem> QueueThreads<'_, F> {
                 .map(|queue| queue as u16)
                 .collect();
             let crew = crew.clone();
-            let watched = self.watchdog.map(Watchdog::handle);
             self.start(format!("uvfs-queue-{core}"), move |started| {
                 bind(core);
                 let runtime = Runtime::with_ring(wait)?;
-                let members = crew.clone();
-                uring::run(&runtime, crew, index, ids, move || {
-                    started();
-                    if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
-                        members.watched(index, relieved);
-                    }
-                })
+                uring::run(&runtime, crew, index, ids, started)
             })?;
         }
         // Forgets, interrupts and what comes before the ring is complete.
@@ -353,13 +335,9 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         let wait = self.wait;
         for (core, device) in devices(self.session, &self.cores)? {
             let session = self.session.clone();
-            let watched = self.watchdog.map(Watchdog::handle);
             self.start(format!("uvfs-worker-{core}"), move |started| {
                 bind(core);
                 let runtime = Runtime::new(wait)?;
-                if let Some(watched) = watched {
-                    hand_over_to(&watched);
-                }
                 dev::run(&runtime, session, device, wait, false, started)
             })?;
         }
@@ -392,11 +370,4 @@ fn bind(core: usize) {
     if let Err(error) = placement::bind_to_core(core) {
         tracing::debug!(%error, core, "this thread is bound to no core");
     }
-}
-
-fn hand_over_to(watched: &placement::Watched) -> Option<placement::Relieved> {
-    watched
-        .hand_over()
-        .inspect_err(|error| tracing::debug!(%error, "this thread stays an ordinary one"))
-        .ok()
 }

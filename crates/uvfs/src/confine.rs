@@ -224,7 +224,7 @@ const BASE: &[libc::c_long] = calls! {
     SYS_pwritev SYS_pwritev2 SYS_read SYS_readlinkat SYS_readv SYS_restart_syscall SYS_rseq
     SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait
     SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_getaffinity SYS_sched_getparam
-    SYS_sched_getscheduler SYS_sched_setaffinity SYS_sched_setscheduler SYS_sched_yield
+    SYS_sched_getscheduler SYS_sched_setaffinity SYS_sched_yield
     SYS_set_robust_list SYS_set_tid_address SYS_setpriority SYS_sigaltstack SYS_statfs SYS_statx
     SYS_sysinfo SYS_timerfd_create SYS_timerfd_settime SYS_umask SYS_uname SYS_write SYS_writev;
     x86_64:

@@ -26,7 +26,6 @@ use uvfs_proto::abi::{
     UringCmdReq, UringEntInOut, UringReqHeader,
 };
 use uvfs_proto::reply;
-use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::FileSystem;
@@ -60,8 +59,6 @@ struct Member {
     stats: Arc<QueueStats>,
     /// Set before its entries are registered.
     remote: OnceLock<Remote>,
-    /// Whether other threads need its core; set if the watchdog watches the thread.
-    relieved: OnceLock<Relieved>,
     /// Entries whose tasks are here.
     tasks: Tasks,
 }
@@ -122,7 +119,6 @@ impl<F: FileSystem> Crew<F> {
         let member = || Member {
             stats: session.add_queue(),
             remote: OnceLock::new(),
-            relieved: OnceLock::new(),
             tasks: Tasks::default(),
         };
         Arc::new(Self {
@@ -132,20 +128,13 @@ impl<F: FileSystem> Crew<F> {
         })
     }
 
-    /// Sets how a thread's watchdog tells that other threads need its core.
-    pub(crate) fn watched(&self, thread: usize, relieved: Relieved) {
-        let _ = self.members[thread].relieved.set(relieved);
-    }
-
     /// The thread that is to serve a request of a queue.
     fn place(&self, queue: &Queue, request: &Message) -> usize {
         if request.is_large_writeback(LARGE) {
             return self.turn.fetch_add(1, Ordering::Relaxed) % self.members.len();
         }
-        let other = (queue.home + 1) % self.members.len();
-        let relieved = &self.members[other].relieved;
-        match queue.is_streaming(request) && !relieved.get().is_some_and(Relieved::get) {
-            true => other,
+        match queue.is_streaming(request) {
+            true => (queue.home + 1) % self.members.len(),
             false => queue.home,
         }
     }

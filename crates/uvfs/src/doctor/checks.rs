@@ -50,8 +50,6 @@ pub(super) fn all() -> Vec<Check> {
             "databases, linkers and O_DIRECT readers: the kernel serves their files without asking uvfs";
         "fanotify", fanotify(root),
             "longer caching: the kernel keeps names, attributes and data until the source changes, not for 1 s";
-        "hand-over", hand_over(),
-            "shorter waits: a server thread runs on its caller's core and gives way to the caller";
         "open files", open_files(), "many open files and clients at once";
         "locked memory", locked_memory(),
             "servers without root, and uvfs check and repair with --engine uring";
@@ -214,16 +212,6 @@ fn fanotify(root: bool) -> Finding {
     match uvfs_passthrough::can_watch() {
         Ok(()) => Finding::ok("with file handles (for sources on ext2 to ext4, XFS and tmpfs)"),
         Err(why) => without(&why, root),
-    }
-}
-
-fn hand_over() -> Finding {
-    match placement::can_hand_over() {
-        true => Finding::ok("threads may switch to SCHED_IDLE and back"),
-        false => Finding::off(
-            "threads may not leave SCHED_IDLE again",
-            "mount as root, or with CAP_SYS_NICE, or raise the limit of nice (ulimit -e 20)",
-        ),
     }
 }
 

@@ -104,10 +104,7 @@ fn a_user_is_told_what_takes_root() {
     }
     let scratch = Scratch::new();
     let program = uvfs_for_all(&scratch);
-    let mut command = command(
-        "prlimit",
-        ["--nofile=512:1024", "--memlock=8192", "--nice=0"],
-    );
+    let mut command = command("prlimit", ["--nofile=512:1024", "--memlock=8192"]);
     command.args([
         "setpriv",
         "--reuid=65534",
@@ -122,11 +119,7 @@ fn a_user_is_told_what_takes_root() {
         assert_eq!(state(&told, name), "off", "{told}");
         assert_eq!(check(&told, name)["do"], "mount as root", "{told}");
     }
-    for (name, words) in [
-        ("open files", "ulimit -Hn"),
-        ("locked memory", "ulimit -l"),
-        ("hand-over", "CAP_SYS_NICE"),
-    ] {
+    for (name, words) in [("open files", "ulimit -Hn"), ("locked memory", "ulimit -l")] {
         assert_eq!(state(&told, name), "off", "{told}");
         let remedy = check(&told, name)["do"].as_str().unwrap();
         assert!(remedy.contains(words), "{remedy}");
