@@ -124,18 +124,21 @@ impl IoBuf {
     /// # Panics
     /// When `range` does not lie inside.
     pub fn slice(&self, range: Range<usize>) -> Self {
+        Self {
+            ptr: self.start_of(&range),
+            len: range.end - range.start,
+            region: self.region.clone(),
+        }
+    }
+
+    fn start_of(&self, range: &Range<usize>) -> NonNull<u8> {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "{range:?} of {}",
             self.len
         );
         // SAFETY: start <= len, so the result is in or one past the same mapping.
-        let ptr = unsafe { self.ptr.add(range.start) };
-        Self {
-            ptr,
-            len: range.end - range.start,
-            region: self.region.clone(),
-        }
+        unsafe { self.ptr.add(range.start) }
     }
 
     /// Copies `from` to the bytes at `at`.
@@ -143,17 +146,10 @@ impl IoBuf {
     /// # Panics
     /// When it doesn't fit.
     pub fn copy_in(&self, at: usize, from: &[u8]) {
-        assert!(
-            at <= self.len && from.len() <= self.len - at,
-            "{}+{}",
-            at,
-            from.len()
-        );
-        // SAFETY: in bounds by the assertion; `from` is a Rust slice and so is not this memory,
-        // which no reference ever points to.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr.as_ptr().add(at), from.len())
-        }
+        let to = self.start_of(&(at..at + from.len())).as_ptr();
+        // SAFETY: the range is inside; `from` is a Rust slice and so is not this memory, which no reference ever
+        // points to.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
     /// Copies the bytes at `at` to `to`.
@@ -161,16 +157,9 @@ impl IoBuf {
     /// # Panics
     /// When there are not so many.
     pub fn copy_out(&self, at: usize, to: &mut [u8]) {
-        assert!(
-            at <= self.len && to.len() <= self.len - at,
-            "{}+{}",
-            at,
-            to.len()
-        );
+        let from = self.start_of(&(at..at + to.len())).as_ptr();
         // SAFETY: as in `copy_in`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.ptr.as_ptr().add(at), to.as_mut_ptr(), to.len())
-        }
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
     /// Sets all bytes of `range` to zero.
@@ -178,14 +167,9 @@ impl IoBuf {
     /// # Panics
     /// When `range` does not lie inside.
     pub fn zero(&self, range: Range<usize>) {
-        assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds by the assertion.
-        unsafe {
-            self.ptr
-                .as_ptr()
-                .add(range.start)
-                .write_bytes(0, range.end - range.start)
-        }
+        let len = range.end.saturating_sub(range.start);
+        // SAFETY: the range is inside.
+        unsafe { self.start_of(&range).write_bytes(0, len) }
     }
 }
 
