@@ -12,7 +12,7 @@ use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
 use super::child::uvfs;
-use super::common::{Common, Place, words};
+use super::common::{Common, words};
 use super::interrupt;
 use super::measure::Measured;
 use super::programs::is_installed;
@@ -64,8 +64,6 @@ pub struct Args {
         value_name = "LIST"
     )]
     latency_us: Vec<u64>,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -211,7 +209,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(_) => {
             let data = args.image.canonicalize().context(image)?;
             let bytes = File::open(&data).and_then(|mut file| file.seek(SeekFrom::End(0)));
-            Some((args.place.workspace(0)?, data, bytes.context(image)?))
+            Some((args.common.workspace(0)?, data, bytes.context(image)?))
         }
         None => None,
     };

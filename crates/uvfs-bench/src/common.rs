@@ -17,6 +17,9 @@ use super::workspace::Workspace;
 /// Options of every benchmark.
 #[derive(clap::Args)]
 pub struct Common {
+    /// Where to make the private directory to work in [default: /dev/shm, a tmpfs]
+    #[arg(long)]
+    dir: Option<PathBuf>,
     /// How many times each target is measured [default: 5, with --quick 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
@@ -35,24 +38,14 @@ pub fn words(value: &impl ValueEnum) -> (String, String) {
     (value.get_name().into(), help.unwrap_or_default())
 }
 
-/// Where a benchmark works.
-#[derive(clap::Args)]
-pub struct Place {
-    /// Where to make the private directory to work in [default: /dev/shm, a tmpfs]
-    #[arg(long)]
-    dir: Option<PathBuf>,
-}
-
-impl Place {
+impl Common {
     /// Makes the directory to work in; `bytes` is the room that it needs.
     pub fn workspace(&self, bytes: u64) -> Result<Workspace> {
         interrupt::install()?;
         raise_file_limit()?;
         Workspace::new(self.dir.as_deref(), bytes)
     }
-}
 
-impl Common {
     /// One of two values, by `--quick`.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use uvfs_cli::{Context, Result};
 
-use super::common::{Common, Place};
+use super::common::Common;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Target, start_store};
@@ -60,8 +60,6 @@ pub struct Args {
     stored: Stored,
     #[command(flatten)]
     sides: Sides,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -213,7 +211,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }));
     }
     let points = stored.works(points, |point| point.write.then(|| point.describe().name))?;
-    let workspace = stored.put_below(args.place.workspace(2 * bytes)?)?;
+    let workspace = stored.put_below(args.common.workspace(2 * bytes)?)?;
     workspace.fill(DATA, bytes)?;
     let works = points.iter().map(DirectPoint::describe).collect();
     let bench = DirectBench {

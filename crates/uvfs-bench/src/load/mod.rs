@@ -15,7 +15,7 @@ use uvfs_cli::{Context, Error, Result};
 
 use super::child::{Process, Waited, own_path, wait_any};
 use super::client;
-use super::common::{Common, Place, words};
+use super::common::{Common, words};
 use super::interrupt;
 use super::measure::Measured;
 use super::report::{JSON_HELP, Unit, Work};
@@ -115,8 +115,6 @@ pub struct Args {
     stored: Stored,
     #[command(flatten)]
     sides: Sides,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -317,7 +315,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let bytes: u64 = common.pick(8 << 20, 64 << 20);
     // The files, and the page cache of the mount over them.
     let room = 2 * (u64::from(most) * bytes + FILES * 4096);
-    let workspace = stored.put_below(args.place.workspace(room)?)?;
+    let workspace = stored.put_below(args.common.workspace(room)?)?;
     for number in 0..most {
         workspace.fill(&format!("{DATA}-{number}"), bytes)?;
         workspace.populate(&format!("{OWN}-{number}"), 0)?;

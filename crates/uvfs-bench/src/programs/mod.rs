@@ -16,7 +16,7 @@ use clap::builder::PossibleValuesParser;
 use serde_json::json;
 
 use super::child::ended_cpu_seconds;
-use super::common::{Common, Place};
+use super::common::Common;
 use super::interrupt;
 use super::measure::Measured;
 use super::report::{JSON_HELP, Unit, Work};
@@ -81,8 +81,6 @@ pub struct Args {
     only: Vec<String>,
     #[command(flatten)]
     sides: Sides,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -255,7 +253,7 @@ pub fn bench(args: Args) -> Result<ExitCode> {
     let size = common.pick(Size::QUICK, Size::FULL);
     let works = works(&programs);
     // The copies, and the page cache of the mount over them.
-    let workspace = args.place.workspace(2 * size.bytes())?;
+    let workspace = args.common.workspace(2 * size.bytes())?;
     fs::create_dir(workspace.beside(TMP)).context(|| "creating a directory".into())?;
     tree::generate(&workspace, &size)?;
     let mut suite = Suite {

@@ -12,7 +12,7 @@ use serde_json::json;
 use uvfs_cli::{Context, Result};
 
 use super::client;
-use super::common::{Common, Place, words};
+use super::common::{Common, words};
 use super::interrupt;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
@@ -66,8 +66,6 @@ pub struct Args {
     #[arg(long, value_name = "NAME='COMMAND {mountpoint}'", value_parser = peer)]
     peer: Vec<Target>,
     #[command(flatten)]
-    place: Place,
-    #[command(flatten)]
     common: Common,
 }
 
@@ -87,7 +85,7 @@ impl Objects {
             return Err(uvfs_cli::Error::new(there));
         }
         let objects = Self(dir.to_owned());
-        let made = args.place.workspace(2 * bytes)?;
+        let made = args.common.workspace(2 * bytes)?;
         job::fill(&made.source(), bytes, names, files).context(what)?;
         alone.put(&made.source())?;
         Ok(objects)
@@ -134,7 +132,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let bytes = common.pick(128 << 20, 1 << 30);
     let (names, files) = common.pick((1_000, 100), (10_000, 1_000));
-    let workspace = args.place.workspace(2 * bytes)?;
+    let workspace = args.common.workspace(2 * bytes)?;
     let cache = workspace.cache();
     let (name, kind) = (OPENDAL.into(), Kind::Native);
     let mut targets = vec![Target::native(), Target { name, kind }];

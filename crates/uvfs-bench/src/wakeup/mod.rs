@@ -9,7 +9,7 @@ use serde_json::json;
 use uvfs_cli::Result;
 
 use super::client::Job;
-use super::common::{Common, Place, words};
+use super::common::{Common, words};
 use super::interrupt;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
@@ -78,8 +78,6 @@ pub struct Args {
     /// How many small files a work uses [default: 3000, with --quick 1000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     files: Option<u32>,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -196,7 +194,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let targets = targets(&args)?;
     let plan = Plan::new(&args);
     // The source, what is written to it, and the page cache of the mount over both.
-    let workspace = args.place.workspace(4 * plan.bytes)?;
+    let workspace = args.common.workspace(4 * plan.bytes)?;
     workspace.fill(DATA, plan.bytes)?;
     let settings = json!({"seconds": plan.seconds, "files": plan.files, "bytes": plan.bytes});
     let works = plan.works.iter().copied().map(describe).collect();

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
-use super::common::{Common, Place};
+use super::common::Common;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Running, Target, start_store};
@@ -65,8 +65,6 @@ const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, 
 pub struct Args {
     #[command(flatten)]
     sides: Sides,
-    #[command(flatten)]
-    place: Place,
     #[command(flatten)]
     common: Common,
 }
@@ -174,7 +172,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let bytes = common.pick(128 << 20, 512 << 20);
     // The files, and the kernel's cache of them over a mount.
-    let workspace = args.place.workspace(2 * WRITERS as u64 * bytes)?;
+    let workspace = args.common.workspace(2 * WRITERS as u64 * bytes)?;
     let works = BLOCKS.map(|(block, name)| {
         let title = format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
         Work::new(format!("write-{name}"), title, Unit::MiB)
