@@ -31,6 +31,7 @@ use crate::request::Message;
 use crate::session::{DEPTH, Session};
 use crate::stats::QueueStats;
 use crate::transport::structure_len;
+use crate::transport::uring::Tasks;
 
 /// The bytes before the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.
@@ -98,33 +99,22 @@ pub(crate) fn run<F: FileSystem>(
         forgot: Cell::new(false),
         over: Cell::new(false),
     });
-    let ended = Rc::new(Cell::new(DEPTH));
+    let tasks = Rc::new(Tasks::default());
     let result: Rc<RefCell<io::Result<()>>> = Rc::new(RefCell::new(Ok(())));
     started();
     runtime.block_on(async move {
-        let finished: Rc<RefCell<Option<Waker>>> = Rc::default();
         for buffer in buffers {
-            let (worker, ended) = (worker.clone(), ended.clone());
-            let (result, finished) = (result.clone(), finished.clone());
+            let (worker, tasks, result) = (worker.clone(), tasks.clone(), result.clone());
+            assert!(tasks.comes(), "the slots begin once");
             runtime::spawn(async move {
                 if let Err(error) = worker.slot(buffer).await {
                     *result.borrow_mut() = Err(error);
                 }
                 worker.end();
-                ended.set(ended.get() - 1);
-                if let Some(waker) = finished.borrow_mut().take() {
-                    waker.wake();
-                }
+                tasks.left();
             });
         }
-        std::future::poll_fn(|cx| {
-            if ended.get() == 0 {
-                return Poll::Ready(());
-            }
-            *finished.borrow_mut() = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        tasks.ended().await;
         result.replace(Ok(()))
     })?
 }

@@ -63,9 +63,9 @@ struct Member {
     tasks: Tasks,
 }
 
-/// Counts the tasks of entries on a thread, which serves until there are none.
+/// Counts the tasks of entries, or slots, on a thread, which serves until there are none.
 #[derive(Default)]
-struct Tasks {
+pub(super) struct Tasks {
     count: AtomicUsize,
     /// Waits for them to end.
     waiting: Mutex<Option<Waker>>,
@@ -77,7 +77,7 @@ const ENDED: usize = usize::MAX;
 impl Tasks {
     /// Counts a task that is about to come; false if the thread has ended, and would not run it.
     #[must_use]
-    fn comes(&self) -> bool {
+    pub(super) fn comes(&self) -> bool {
         let more = |count: usize| (count != ENDED).then(|| count + 1);
         (self.count)
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
@@ -85,7 +85,7 @@ impl Tasks {
     }
 
     /// Takes out a task that has ended, or moved to another thread.
-    fn left(&self) {
+    pub(super) fn left(&self) {
         let before = self.count.fetch_sub(1, Ordering::AcqRel);
         assert!(before != 0 && before != ENDED, "a task leaves once");
         if let Some(waker) = lock(&self.waiting).take() {
@@ -101,7 +101,7 @@ impl Tasks {
     }
 
     /// Waits until all tasks have left, and ends the thread.
-    async fn ended(&self) {
+    pub(super) async fn ended(&self) {
         poll_fn(|cx| {
             *lock(&self.waiting) = Some(cx.waker().clone());
             match self.end() {
