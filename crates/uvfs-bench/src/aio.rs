@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use uvfs_sys::aio::{IoEvent, Iocb, PREAD, PWRITE};
+use uvfs_sys::aio::{Context, IoEvent, Iocb, PREAD, PWRITE};
 
 use super::files::Page;
 
@@ -21,7 +21,8 @@ pub enum Call {
 
 /// Reads or writes pieces of one file, a fixed number of them at a time.
 pub struct Queue {
-    context: libc::c_ulong,
+    /// Goes before the pieces, and waits for what is in flight.
+    context: Context,
     file: File,
     call: Call,
     /// By slot.
@@ -33,11 +34,8 @@ pub struct Queue {
 impl Queue {
     /// Prepares to keep up to `depth` calls on `file` in flight, each of so many pages.
     pub fn new(file: File, call: Call, depth: usize, pages: usize) -> io::Result<Self> {
-        let mut context: libc::c_ulong = 0;
-        // SAFETY: io_setup writes one aio_context_t, an unsigned long, that has to be zero before.
-        check(unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_long, &mut context) })?;
         Ok(Self {
-            context,
+            context: Context::new(depth)?,
             file,
             call,
             pieces: vec![vec![Page::default(); pages].into_boxed_slice(); depth],
@@ -74,18 +72,10 @@ impl Queue {
             .collect();
         let mut sent = 0;
         while sent < iocbs.len() {
-            let pointers: Vec<*const Iocb> = iocbs[sent..].iter().map(|c| c as *const _).collect();
-            // SAFETY: `pointers` point to control blocks that outlive the call (the kernel copies
-            // them). Each block's buffer is one of `self.pieces`, on the heap and not moved or
-            // touched until its event was taken; `drop` waits for what is in flight.
-            let n = check(unsafe {
-                libc::syscall(
-                    libc::SYS_io_submit,
-                    self.context,
-                    pointers.len() as libc::c_long,
-                    pointers.as_ptr(),
-                )
-            })?;
+            let calls: Vec<&Iocb> = iocbs[sent..].iter().collect();
+            // SAFETY: each block's buffer is one of `self.pieces`, on the heap and not moved or touched until its
+            // event was taken, or the context dropped.
+            let n = unsafe { self.context.submit(&calls) }?;
             self.idle.drain(..n);
             sent += n;
         }
@@ -96,17 +86,7 @@ impl Queue {
     /// Returns how many there were.
     pub fn wait(&mut self, mut done: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<u64> {
         let mut events = [IoEvent::default(); 64];
-        // SAFETY: `events` has room for the number of events that is passed; no timeout.
-        let n = check(unsafe {
-            libc::syscall(
-                libc::SYS_io_getevents,
-                self.context,
-                1 as libc::c_long,
-                events.len() as libc::c_long,
-                events.as_mut_ptr(),
-                std::ptr::null::<libc::timespec>(),
-            )
-        })?;
+        let n = self.context.events(1, &mut events)?;
         let mut result = Ok(());
         for event in &events[..n] {
             let slot = event.data as usize;
@@ -122,16 +102,4 @@ impl Queue {
         }
         result.map(|()| n as u64)
     }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // SAFETY: the context is ours; io_destroy returns when nothing is in flight any more, so
-        // the pieces may go after it.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
-    }
-}
-
-fn check(code: libc::c_long) -> io::Result<usize> {
-    usize::try_from(code).map_err(|_| io::Error::last_os_error())
 }

@@ -1,4 +1,8 @@
-//! The structures of Linux AIO (io_submit(2)), as linux/aio_abi.h has them.
+//! Linux AIO (io_submit(2)): its structures, as linux/aio_abi.h has them, and its calls, by their numbers.
+
+use rustix::io::Errno;
+
+use crate::checked;
 
 /// `struct iocb`: one call.
 #[repr(C)]
@@ -67,3 +71,66 @@ pub const PWRITEV: u16 = 8;
 
 /// [`Iocb::resfd`] holds an eventfd (IOCB_FLAG_RESFD).
 pub const RESFD: u32 = 1;
+
+/// A context of calls in flight. Dropping it waits for them.
+#[derive(Debug)]
+pub struct Context(libc::c_ulong);
+
+impl Context {
+    /// io_setup(2), for `depth` calls at a time.
+    ///
+    /// # Errors
+    /// Those of io_setup(2).
+    pub fn new(depth: usize) -> Result<Self, Errno> {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes one context to the pointer, which is valid and was zero.
+        checked(unsafe {
+            libc::syscall(libc::SYS_io_setup, depth as libc::c_ulong, &mut context)
+        })?;
+        Ok(Self(context))
+    }
+
+    /// io_submit(2): how many calls were started, of which the kernel has copied the blocks.
+    ///
+    /// # Errors
+    /// Those of io_submit(2).
+    ///
+    /// # Safety
+    /// The memory that the blocks lead to stays until the event of their call, or until the context is dropped.
+    pub unsafe fn submit(&self, calls: &[&Iocb]) -> Result<usize, Errno> {
+        // SAFETY: references are pointers to control blocks; the caller sees to the rest.
+        checked(unsafe {
+            libc::syscall(
+                libc::SYS_io_submit,
+                self.0,
+                calls.len() as libc::c_long,
+                calls.as_ptr(),
+            )
+        })
+    }
+
+    /// io_getevents(2): how many events came, at least so many.
+    ///
+    /// # Errors
+    /// Those of io_getevents(2).
+    pub fn events(&self, least: usize, events: &mut [IoEvent]) -> Result<usize, Errno> {
+        // SAFETY: `events` has room for the number of events that is asked.
+        checked(unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.0,
+                least as libc::c_long,
+                events.len() as libc::c_long,
+                events.as_mut_ptr(),
+                std::ptr::null_mut::<libc::timespec>(),
+            )
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the context is this value's own. The kernel returns when nothing is in flight any more.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}

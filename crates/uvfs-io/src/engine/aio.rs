@@ -1,14 +1,12 @@
-//! Linux AIO: io_setup(2), io_submit(2), io_getevents(2), by their system call numbers.
+//! The engine of Linux AIO.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::ptr;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use uvfs_sys::aio::{FDSYNC, IoEvent, Iocb, PREADV, PWRITEV};
-use uvfs_sys::checked;
+use uvfs_sys::aio::{Context, FDSYNC, IoEvent, Iocb, PREADV, PWRITEV};
 
 use super::Op;
 use super::core::{Backend, Transfer};
@@ -18,26 +16,14 @@ use crate::device::Device;
 const BATCH: usize = 64;
 
 pub(super) struct Aio {
-    context: libc::c_ulong,
+    context: Context,
     device: Arc<Device>,
 }
 
 impl Aio {
     pub(super) fn new(device: Arc<Device>, depth: usize) -> io::Result<Aio> {
-        let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one context to the pointer, which is valid and was zero.
-        checked(unsafe {
-            libc::syscall(libc::SYS_io_setup, depth as libc::c_ulong, &mut context)
-        })?;
+        let context = Context::new(depth)?;
         Ok(Aio { context, device })
-    }
-}
-
-impl Drop for Aio {
-    fn drop(&mut self) {
-        // SAFETY: our own context; nothing is in flight any more (the engine waited for it),
-        // and the kernel would wait here if there were.
-        let _ = checked(unsafe { libc::syscall(libc::SYS_io_destroy, self.context) });
     }
 }
 
@@ -48,7 +34,6 @@ impl Backend for Aio {
 
     fn start(&self, batch: &[Transfer], iovs: &[libc::iovec]) -> Result<usize, Errno> {
         let mut blocks = [Iocb::default(); BATCH];
-        let mut pointers: [*mut Iocb; BATCH] = [ptr::null_mut(); BATCH];
         let count = batch.len().min(BATCH);
         for (transfer, block) in batch[..count].iter().zip(&mut blocks) {
             *block = Iocb {
@@ -70,37 +55,16 @@ impl Backend for Aio {
             block.len = pieces.len() as u64;
             block.offset = transfer.offset as i64;
         }
-        for (pointer, block) in pointers.iter_mut().zip(&mut blocks) {
-            *pointer = block;
-        }
-        // SAFETY: the context is ours; `count` pointers to control blocks are valid, and the
-        // kernel copies the control blocks and the vectors they point to before it returns. The
-        // memory that the vectors describe belongs to the I/O until its event.
-        checked(unsafe {
-            libc::syscall(
-                libc::SYS_io_submit,
-                self.context,
-                count as libc::c_long,
-                pointers.as_mut_ptr(),
-            )
-        })
+        let calls = blocks.each_ref();
+        // SAFETY: the kernel copies the vectors before it returns, and the memory that they describe belongs to the
+        // I/O until its event.
+        unsafe { self.context.submit(&calls[..count]) }
     }
 
     fn collect(&self, wait: bool, events: &mut Vec<(u64, Result<usize, Errno>)>) -> io::Result<()> {
         let mut fetched = [IoEvent::default(); BATCH];
         loop {
-            // SAFETY: the context is ours and `fetched` has room for the number of events asked.
-            let result = checked(unsafe {
-                libc::syscall(
-                    libc::SYS_io_getevents,
-                    self.context,
-                    libc::c_long::from(wait),
-                    BATCH as libc::c_long,
-                    fetched.as_mut_ptr(),
-                    ptr::null_mut::<libc::timespec>(),
-                )
-            });
-            let count = match result {
+            let count = match self.context.events(wait.into(), &mut fetched) {
                 Err(Errno::INTR) => continue,
                 other => other?,
             };
