@@ -1,9 +1,10 @@
 //! An event that threads and tasks wait for, and that costs its sender nothing when none does.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
+use uvfs_sys::wait_while;
 
 #[derive(Debug, Default)]
 struct Waiters {
@@ -72,11 +73,8 @@ impl Event {
             if left.is_zero() {
                 break None;
             }
-            let inner = self.lock();
-            let _ = self
-                .changed
-                .wait_timeout_while(inner, left, |inner| inner.sequence == before)
-                .unwrap_or_else(PoisonError::into_inner);
+            let same = |inner: &mut Waiters| inner.sequence == before;
+            drop(wait_while(&self.changed, self.lock(), left, same));
         };
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         result

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uvfs_queue::placement;
-use uvfs_sys::lock;
+use uvfs_sys::{lock, wait_while};
 
 /// Threads of the pool that all share.
 const MAX_THREADS: usize = 8;
@@ -48,13 +48,10 @@ fn worker(pool: &Pool) {
             continue;
         }
         state.idle += 1;
-        let (next, timeout) = pool
-            .work
-            .wait_timeout(state, IDLE)
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        state = next;
+        let timeout;
+        (state, timeout) = wait_while(&pool.work, state, IDLE, |state| state.jobs.is_empty());
         state.idle -= 1;
-        if timeout.timed_out() && state.jobs.is_empty() {
+        if timeout.timed_out() {
             state.threads -= 1;
             return;
         }

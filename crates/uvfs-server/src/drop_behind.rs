@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -118,19 +118,14 @@ impl Recent {
                 return Some(queue.take(KEEP));
             }
             if queue.ranges.is_empty() {
-                queue = self
-                    .changed
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
+                queue = uvfs_sys::wait(&self.changed, queue);
                 continue;
             }
             queue.busy = false;
-            let (next, timeout) = self
-                .changed
-                .wait_timeout(queue, IDLE)
-                .unwrap_or_else(PoisonError::into_inner);
-            queue = next;
-            if timeout.timed_out() && !queue.busy {
+            let waits = |queue: &mut Ranges| !queue.busy && !queue.stop;
+            let timeout;
+            (queue, timeout) = uvfs_sys::wait_while(&self.changed, queue, IDLE, waits);
+            if timeout.timed_out() {
                 return Some(queue.take(0));
             }
         }

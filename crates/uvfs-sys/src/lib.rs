@@ -8,7 +8,8 @@ pub mod mountinfo;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, WaitTimeoutResult};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -26,6 +27,22 @@ pub const SYS_FCHMODAT2: libc::c_long = 452;
 /// ```
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a change of what a mutex guards, as [`lock`] locks it.
+pub fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for at most `time`, and for as long as `waits` holds.
+pub fn wait_while<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: Duration,
+    waits: impl FnMut(&mut T) -> bool,
+) -> (MutexGuard<'a, T>, WaitTimeoutResult) {
+    let waited = changed.wait_timeout_while(guard, time, waits);
+    waited.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a user is this process's own, or root.

@@ -1,11 +1,11 @@
 //! Waits for reads and writes of buffers.
 
+use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
 
-use crate::shared::Shared;
-use uvfs_sys::lock;
+use crate::shared::{Progress, Shared};
+use uvfs_sys::{lock, wait_while};
 
 impl Shared {
     /// Something happened that others may wait for.
@@ -33,10 +33,8 @@ impl Shared {
     pub(super) fn pause(&self, seen: u64, timeout: Duration) {
         let mut progress = lock(&self.progress);
         progress.sleepers += 1;
-        let (mut progress, _) = self
-            .changed
-            .wait_timeout_while(progress, timeout, |now| now.round == seen)
-            .unwrap_or_else(PoisonError::into_inner);
+        let waits = |now: &mut Progress| now.round == seen;
+        let (mut progress, _) = wait_while(&self.changed, progress, timeout, waits);
         progress.sleepers -= 1;
     }
 

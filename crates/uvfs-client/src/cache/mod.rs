@@ -16,9 +16,9 @@ mod writeback;
 use rustix::io::{self, Errno};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
-use uvfs_sys::lock;
+use uvfs_sys::{lock, wait_while};
 
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
@@ -545,11 +545,7 @@ impl Cache {
             let pause = (cache.config.writeback_after / 4)
                 .clamp(Duration::from_millis(10), Duration::from_secs(1));
             let kicked = lock(&cache.kick.0);
-            let (mut kicked, _) = cache
-                .kick
-                .1
-                .wait_timeout_while(kicked, pause, |k| !*k)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (mut kicked, _) = wait_while(&cache.kick.1, kicked, pause, |k| !*k);
             *kicked = false;
         }
     }

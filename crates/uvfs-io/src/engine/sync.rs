@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::{Engine, EngineConfig, EngineStats, Fault, Faults, Io, Op};
 use crate::device::{Device, Geometry};
-use uvfs_sys::{checked, lock};
+use uvfs_sys::{checked, lock, wait};
 
 #[derive(Default)]
 struct SyncState {
@@ -96,10 +96,7 @@ impl SyncShared {
             } else if state.stop {
                 return;
             } else {
-                state = self
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.work, state);
             }
         }
     }
@@ -222,14 +219,10 @@ impl Engine for Sync {
         }
     }
 
-    fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
+    fn reap(&self, waits: bool, out: &mut Vec<Io>) -> usize {
         let mut state = self.shared.state();
-        while wait && state.finished.is_empty() && state.running > 0 {
-            state = self
-                .shared
-                .done
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        while waits && state.finished.is_empty() && state.running > 0 {
+            state = wait(&self.shared.done, state);
         }
         let count = state.finished.len();
         out.extend(state.finished.drain(..));

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use uvfs_server::fs::Unlinked;
-use uvfs_sys::lock;
+use uvfs_sys::{lock, wait_while};
 
 use super::Inode;
 use super::find::tells_number;
@@ -89,11 +89,8 @@ impl Removed {
         // One that is being forgotten, or used, is another thread's to close.
         let count = lock(&self.open.count);
         self.open.waiting.fetch_add(1, Ordering::Relaxed);
-        let waited = self
-            .open
-            .closed
-            .wait_timeout_while(count, CLOSING, |count| *count >= before);
-        let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        let waits = |count: &mut usize| *count >= before;
+        let (count, _) = wait_while(&self.open.closed, count, CLOSING, waits);
         self.open.waiting.fetch_sub(1, Ordering::Relaxed);
         *count < before
     }

@@ -179,7 +179,7 @@ impl Invalidator {
     pub(super) fn tell_of_host(&self, what: What, how: How) {
         let mut jobs = lock(&self.shared.jobs);
         while jobs.host.is_full() {
-            jobs = (self.shared.room.wait(jobs)).unwrap_or_else(|poisoned| poisoned.into_inner());
+            jobs = uvfs_sys::wait(&self.shared.room, jobs);
         }
         self.note_among(&mut jobs, what, how);
     }
@@ -223,7 +223,7 @@ fn wait<'a>(shared: &'a Shared, mut jobs: MutexGuard<'a, Jobs>) -> MutexGuard<'a
     // While enough threads tell of the host's changes, it is one of those that looks again.
     let due = (jobs.host.next()).filter(|_| jobs.host.telling < FOR_HOST);
     let mut jobs = match due {
-        None => (shared.more.wait(jobs)).unwrap_or_else(|poisoned| poisoned.into_inner()),
+        None => uvfs_sys::wait(&shared.more, jobs),
         Some(due) => {
             let time = due.saturating_duration_since(Instant::now());
             let woken = shared.more.wait_timeout(jobs, time);

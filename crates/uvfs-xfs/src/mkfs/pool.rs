@@ -6,11 +6,11 @@ use super::{MkfsError, MkfsProgress};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uvfs_io::device::Device;
 use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, Io, IoExtent, Op};
 use uvfs_mem::Arena;
-use uvfs_sys::lock;
+use uvfs_sys::{lock, wait};
 
 /// Writes that each thread has on their way at most.
 const DEPTH: usize = 4;
@@ -350,11 +350,6 @@ impl<'a> WorkPool<'a> {
             }
         }
     }
-}
-
-/// Waits, whether or not another thread panicked.
-fn wait<'g, T>(change: &Condvar, guard: MutexGuard<'g, T>) -> MutexGuard<'g, T> {
-    change.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Close<'p, 'a>(&'p WorkPool<'a>);
