@@ -717,12 +717,15 @@ impl FileSystem for ObjectFs {
         }
         let mut opened = Opened::new(fh);
         match by {
-            // The kernel takes no other flag beside it.
+            // The kernel takes no flag for its pages beside it.
             By::Backed(id) => {
                 opened.backing = id;
                 opened.flags = OpenFlags::PASSTHROUGH;
             }
             By::Kernel | By::Client => opened.flags = OpenFlags::KEEP_CACHE,
+        }
+        if !how.writes() {
+            opened.flags |= OpenFlags::NOFLUSH;
         }
         Ok(opened)
     }
