@@ -399,6 +399,39 @@ impl ObjectFs {
         entry
     }
 
+    /// The answer to a lookup of a name that the store did not have when it was `asked`.
+    fn missing(&self, asked: Instant) -> Result<Entry> {
+        match self.options.ttl.saturating_sub(asked.elapsed()) {
+            Duration::ZERO => Err(Errno::NOENT.into()),
+            left => Ok(Entry::missing(left)),
+        }
+    }
+
+    /// Whether the kernel keeps listings. Not with metadata: names of a kept listing would be looked up one by one, and
+    /// READDIRPLUS asks the store for many at a time.
+    fn keeps_listings(&self) -> bool {
+        !self.options.ttl.is_zero() && !self.options.metadata
+    }
+
+    /// Has the kernel drop what it keeps of a directory's listing if that may be older than `ttl=`.
+    async fn drop_old(&self, cx: &Context, known: &Arc<Known>) -> Result<()> {
+        let session = self.session.get().ok_or(Errno::NODEV)?.clone();
+        if !self.keeps_listings() || !known.state().pages.expire(self.options.ttl) {
+            return Ok(());
+        }
+        let known = known.clone();
+        // The kernel waits for programs that are reading its pages, and a thread for handlers must not.
+        let drop = move || {
+            let kernel = session.notifier();
+            let dropped = kernel.and_then(|kernel| kernel.invalidate_inode(known.node, 0, 0));
+            known.state().pages.dropped();
+            dropped
+        };
+        let dropped = self.fetch.runtime.spawn_blocking(drop);
+        let dropped = async move { Ok(dropped.await.map_err(io::Error::other).flatten()?) };
+        self.ask(cx, dropped).await
+    }
+
     /// Registers a backing file for a node that is open nowhere else.
     fn register(&self, known: &Known, object: &Object) -> Option<i32> {
         if self.no_backing.load(Ordering::Relaxed) {
@@ -652,13 +685,14 @@ impl FileSystem for ObjectFs {
         let parent = self.known(parent)?;
         let key = child(&parent, name)?;
         let known = loop {
-            match self.there(cx, &parent, &key).await?.ok_or(Errno::NOENT)? {
-                There::Draft(draft) => {
+            match self.there(cx, &parent, &key).await? {
+                Err(asked) => return self.missing(asked),
+                Ok(There::Draft(draft)) => {
                     if let Some(known) = self.tree.drafted(&key, &draft) {
                         break known;
                     }
                 }
-                There::Facts(facts, asked) => {
+                Ok(There::Facts(facts, asked)) => {
                     let key = match facts.version {
                         None => format!("{key}/"),
                         Some(_) => key,
@@ -672,6 +706,10 @@ impl FileSystem for ObjectFs {
 
     async fn getattr(&self, cx: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         let known = self.known(node)?;
+        // The kernel asks before it lists a directory anew for a program that has it open.
+        if known.is_directory() {
+            self.drop_old(cx, &known).await?;
+        }
         // An open file is what it was opened as.
         if !known.state().is_open() {
             self.is_current(cx, &known, self.ttl()).await?;
@@ -890,8 +928,13 @@ impl FileSystem for ObjectFs {
             .await
     }
 
-    async fn opendir(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
-        Ok(Opened::new(self.add(Open::Directory(Mutex::default()))))
+    async fn opendir(&self, cx: &Context, node: Node, _: &OpenHow) -> Result<Opened> {
+        self.drop_old(cx, &self.known(node)?).await?;
+        let opened = Opened::new(self.add(Open::Directory(Mutex::default())));
+        Ok(match self.keeps_listings() {
+            true => opened.with_flags(OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE),
+            false => opened,
+        })
     }
 
     async fn releasedir(&self, _: &Context, _: Node, fh: Handle, _: OFlags) -> Result<()> {
@@ -929,7 +972,9 @@ impl FileSystem for ObjectFs {
                 list
             }
         };
-        let first = usize::try_from(sink.offset()).unwrap_or(usize::MAX);
+        known.state().pages.given(list.begun);
+        let offset = sink.offset();
+        let first = usize::try_from(offset).unwrap_or(usize::MAX);
         let plus = sink.wants_attributes();
         let nothing = Entry::missing(Duration::ZERO);
         for (at, name) in [".", ".."].into_iter().enumerate().skip(first) {
@@ -947,7 +992,6 @@ impl FileSystem for ObjectFs {
                 return Ok(());
             }
         }
-        let first = first.saturating_sub(2);
         let directory = known.key();
         let key = |listed: &Listed| {
             let end = if listed.version.is_some() { "" } else { "/" };
@@ -963,16 +1007,16 @@ impl FileSystem for ObjectFs {
                     .inspect(|rest| room = *rest)
                     .is_some()
             };
-            let fitting = list.names.iter().skip(first).take(ASKED);
+            let fitting = list.beyond(offset).map(|(_, listed)| listed).take(ASKED);
             let keys = fitting.take_while(&mut fits).map(key).collect();
             begun = Instant::now();
             asked = Some(self.facts(cx, keys).await?.into_iter());
         }
-        for (at, listed) in list.names.iter().enumerate().skip(first) {
+        for (next, listed) in list.beyond(offset) {
             let key = key(listed);
             let entry = |ino, kind| DirEntry {
                 ino,
-                next: at as u64 + 3,
+                next,
                 kind,
                 name: listed.name.as_bytes(),
             };

@@ -1,6 +1,7 @@
 //! Listings of directories: what answers lookups for a while, and tells in which order a program walks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,14 @@ const SMALL: u64 = 1 << 20;
 /// Bytes that are fetched ahead of a walk, at most.
 const BYTES: u64 = 8 << 20;
 
+/// The first place of a name: `.` and `..` come before.
+const FIRST_PLACE: u64 = 3;
+
 /// The names in a directory, sorted.
 pub(crate) struct Listing {
     pub(crate) names: Vec<Listed>,
+    /// The place of each name in READDIR, and which name it is; sorted.
+    places: Vec<(u64, usize)>,
     /// When the store was asked.
     pub(crate) begun: Instant,
 }
@@ -50,7 +56,21 @@ impl Listing {
             }
             hidden
         });
-        Self { names, begun }
+        let places = names.iter().map(|one| place(&one.name)).zip(0..);
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        Self {
+            names,
+            places,
+            begun,
+        }
+    }
+
+    /// The names whose places are beyond an offset of READDIR, with their places.
+    pub(crate) fn beyond(&self, offset: u64) -> impl Iterator<Item = (u64, &Listed)> {
+        let first = self.places.partition_point(|(place, _)| *place <= offset);
+        let rest = self.places[first..].iter();
+        rest.map(|&(place, at)| (place, &self.names[at]))
     }
 
     /// The same with changes.
@@ -77,6 +97,46 @@ impl Listing {
     }
 }
 
+/// Where READDIR gives a name: the same in each listing. So a program, or the kernel for its pages, that goes on in a newer
+/// listing than it began in still gets each name once that both have.
+fn place(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    // The kernel's offsets are signed.
+    (hasher.finish() >> 1).max(FIRST_PLACE)
+}
+
+/// The listing of a directory in the kernel's pages.
+#[derive(Default)]
+pub(crate) struct Pages {
+    /// When the oldest listing was begun that the pages may be of.
+    begun: Option<Instant>,
+    /// How often the kernel is dropping them.
+    drops: u32,
+}
+
+impl Pages {
+    /// The kernel is about to get a part of a listing.
+    pub(crate) fn given(&mut self, begun: Instant) {
+        self.begun = Some(self.begun.map_or(begun, |had| had.min(begun)));
+    }
+
+    /// Whether the kernel has to drop the pages first: they may be of a listing as old as `age`.
+    pub(crate) fn expire(&mut self, age: Duration) -> bool {
+        let old = self.begun.is_some_and(|begun| begun.elapsed() >= age);
+        if old {
+            self.begun = None;
+        }
+        let drops = old || self.drops > 0;
+        self.drops += u32::from(drops);
+        drops
+    }
+
+    pub(crate) fn dropped(&mut self) {
+        self.drops -= 1;
+    }
+}
+
 /// What is known of a directory.
 struct Directory {
     listing: Option<Arc<Listing>>,
@@ -89,7 +149,8 @@ struct Directory {
     /// Lookups that no listing answered, since a moment.
     lookups: u32,
     since: Instant,
-    walk: Walk,
+    /// In the order of names, and in that of READDIR.
+    walks: [Walk; 2],
 }
 
 impl Directory {
@@ -101,12 +162,12 @@ impl Directory {
             large: false,
             lookups: 0,
             since: Instant::now(),
-            walk: Walk::default(),
+            walks: Default::default(),
         }
     }
 }
 
-/// Opens of files in the order of their names.
+/// Opens of files in one order.
 #[derive(Default)]
 struct Walk {
     last: usize,
@@ -191,7 +252,7 @@ impl Listings {
             large: new > MOST_NAMES || listing.is_none(),
             listing: listing.filter(|list| list.names.len() <= KEPT && !overtaken(list)),
             changed,
-            walk: had.map(|had| had.walk).unwrap_or_default(),
+            walks: had.map(|had| had.walks).unwrap_or_default(),
             ..Directory::new()
         };
         all.insert(directory.to_owned(), known);
@@ -244,35 +305,59 @@ impl Listings {
         else {
             return Vec::new();
         };
-        let walk = &mut known.walk;
-        if at == walk.last && walk.steps > 0 {
-            return Vec::new();
+        let (names, places) = (&list.names, &list.places);
+        let place = places.binary_search(&(place(name), at));
+        let place = place.expect("each name has a place");
+        let [by_name, by_place] = &mut known.walks;
+        by_name.step(at);
+        by_place.step(place);
+        let next = match by_name.steps >= by_place.steps {
+            true => by_name.ahead(names.len(), |at| &names[at]),
+            false => by_place.ahead(names.len(), |at| &names[places[at].1]),
+        };
+        let next = next.into_iter();
+        next.map(|(name, version)| (format!("{directory}{name}"), version.clone()))
+            .collect()
+    }
+}
+
+impl Walk {
+    /// The file at `at` was opened.
+    fn step(&mut self, at: usize) {
+        if at == self.last && self.steps > 0 {
+            return;
         }
-        if !(at > walk.last && at - walk.last <= GAP) {
-            *walk = Walk {
-                last: at,
-                ..Walk::default()
-            };
+        if !(at > self.last && at - self.last <= GAP) {
+            *self = Self::default();
         }
-        (walk.last, walk.steps) = (at, walk.steps + 1);
+        (self.last, self.steps) = (at, self.steps + 1);
+    }
+
+    /// The small files of `len` that were not fetched yet and are opened next, with their versions.
+    fn ahead<'a>(
+        &mut self,
+        len: usize,
+        file: impl Fn(usize) -> &'a Listed,
+    ) -> Vec<(&'a str, &'a Version)> {
+        let at = self.last;
         // Half of what was fetched is used up.
-        if walk.steps <= WALK || walk.fetched > at + AHEAD / 2 {
+        if self.steps <= WALK || self.fetched > at + AHEAD / 2 {
             return Vec::new();
         }
         let (mut bytes, mut next) = (0, Vec::new());
-        let mut until = walk.fetched.max(at + 1);
-        let end = list.names.len().min(at + 1 + AHEAD);
+        let mut until = self.fetched.max(at + 1);
+        let end = len.min(at + 1 + AHEAD);
         while until < end && bytes < BYTES {
-            let one = &list.names[until];
+            let one = file(until);
             until += 1;
             if let Some(version) = &one.version
                 && (1..=SMALL).contains(&version.size)
             {
                 bytes += version.size;
-                next.push((format!("{directory}{}", one.name), version.clone()));
+                next.push((&*one.name, version));
             }
         }
-        walk.fetched = until;
+        self.fetched = until;
         next
     }
 }
@@ -325,21 +410,41 @@ mod tests {
 
     #[test]
     fn a_walk_fetches_each_small_file_ahead_once() {
-        let all = Listings::default();
-        all.keep("d/", Some(numbered(1000, 4096)));
-        let mut fetched = Vec::new();
-        for n in 0..1000 {
-            let next = all.opened("d/", &format!("{n:04}"));
-            let ahead = next
-                .iter()
-                .map(|(key, _)| key[2..].parse::<usize>().unwrap());
-            let ahead: Vec<_> = ahead.collect();
-            assert!(ahead.iter().all(|next| (n + 1..=n + AHEAD).contains(next)));
-            fetched.extend(ahead);
+        let list = numbered(1000, 4096);
+        let names: Vec<_> = list.names.iter().map(|one| &*one.name).collect();
+        let places: Vec<_> = list.beyond(0).map(|(_, one)| &*one.name).collect();
+        assert_ne!(names, places);
+        for order in [names, places] {
+            let all = Listings::default();
+            all.keep("d/", Some(list.clone()));
+            let mut fetched = Vec::new();
+            for (n, name) in order.iter().enumerate() {
+                let next = all.opened("d/", name);
+                let ahead = &order[n + 1..1000.min(n + 1 + AHEAD)];
+                assert!(next.iter().all(|(key, _)| ahead.contains(&&key[2..])));
+                fetched.extend(next.into_iter().map(|(key, _)| key[2..].to_owned()));
+            }
+            // Once each, from where it was seen that it is a walk.
+            assert_eq!(fetched, order[WALK as usize + 1..]);
         }
-        // Once each, from where it was seen that it is a walk.
-        let expected: Vec<_> = (WALK as usize + 1..1000).collect();
-        assert_eq!(fetched, expected);
+    }
+
+    #[test]
+    fn names_have_the_same_places_in_each_listing() {
+        let (few, many) = (numbered(100, 1), numbered(1000, 1));
+        let all = |list: &Listing, offset| {
+            let names = list
+                .beyond(offset)
+                .map(|(next, one)| (one.name.clone(), next));
+            names.collect::<Vec<_>>()
+        };
+        let places: HashMap<_, _> = all(&many, 0).into_iter().collect();
+        for (at, (name, next)) in all(&few, 2).iter().enumerate() {
+            assert_eq!(places[name], *next);
+            assert_eq!(all(&few, *next), all(&few, 0)[at + 1..]);
+            assert!((FIRST_PLACE..=i64::MAX as u64).contains(next));
+        }
+        assert_eq!((all(&few, 0).len(), places.len()), (100, 1000));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use uvfs_server::fs::{Errno, Node, ROOT, Result};
 
 use crate::draft::Draft;
+use crate::listing::Pages;
 use crate::object::Object;
 use crate::posix::Posix;
 use crate::store::{self, Facts, Version};
@@ -55,6 +56,7 @@ pub(crate) struct State {
     pub(crate) removed: bool,
     /// A directory that has a marker.
     pub(crate) marked: bool,
+    pub(crate) pages: Pages,
 }
 
 impl State {

@@ -383,17 +383,17 @@ impl ObjectFs {
         Ok(self.writing.as_ref().ok_or(Errno::ROFS)?)
     }
 
-    /// What is at a key below a directory.
+    /// What is at a key below a directory; if there is nothing, when the server asked for that.
     pub(crate) async fn there(
         &self,
         cx: &Context,
         parent: &Known,
         key: &str,
-    ) -> Result<Option<There>> {
+    ) -> Result<std::result::Result<There, Instant>> {
         if let Some(writing) = &self.writing
             && let Some(draft) = writing.drafts.get(key)
         {
-            return Ok(Some(There::Draft(draft)));
+            return Ok(Ok(There::Draft(draft)));
         }
         if !self.fetch.store.takes(key) {
             return Err(Errno::NAMETOOLONG.into());
@@ -405,7 +405,8 @@ impl ObjectFs {
                 (self.find(cx, key, &format!("{key}/")).await?, asked)
             }
         };
-        Ok(found.map(|facts| There::Facts(facts, asked)))
+        let there = found.map(|facts| There::Facts(facts, asked));
+        Ok(there.ok_or(asked))
     }
 
     /// The same for the key of a name that a program changes.
@@ -419,7 +420,7 @@ impl ObjectFs {
         let parent = self.known(parent)?;
         let key = new_key(&parent, name)?;
         let there = self.there(cx, &parent, &key).await?;
-        Ok((parent, key, there))
+        Ok((parent, key, there.ok()))
     }
 
     /// The draft of a file that is open for writing. A new one takes over the first `keep` bytes.

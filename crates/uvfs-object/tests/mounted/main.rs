@@ -4,6 +4,7 @@ mod bad;
 mod cluster;
 mod counts;
 mod fake;
+mod kept;
 mod metadata;
 mod model;
 #[allow(dead_code, reason = "shared with the tests of images in stores")]
