@@ -739,14 +739,15 @@ impl FileSystem for ObjectFs {
 
     async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         let known = self.known(node)?;
-        if how.writes() {
+        let truncates = how.flags.contains(OFlags::TRUNC);
+        if how.writes() || truncates {
             self.writing()?;
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
         let (fh, by) = self.open_file(known.clone(), how.flags, how.origin)?;
-        if how.writes() && how.flags.contains(OFlags::TRUNC) {
-            let emptied = self.truncate(cx, &known, 0).await;
+        if truncates {
+            let emptied = self.empty(cx, &known, how.writes()).await;
             if emptied.is_err() {
                 self.remove(fh);
                 self.end_use(&known, how.flags, by);

@@ -66,6 +66,11 @@ fn what_was_closed_is_in_the_store(store: &impl At) {
         let gone = fs::metadata(again.at(&path)).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::NotFound);
     }
+    // Emptied by an open for reading.
+    fs::write(served.at("read"), b"full").unwrap();
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC;
+    rustix::fs::open(served.at("read"), flags, rustix::fs::Mode::empty()).unwrap();
+    assert_eq!(stored(store, "read"), b"");
     let taken = File::create_new(served.at("taken"));
     drop(taken.unwrap());
     let error = File::create_new(served.at("taken")).unwrap_err();

@@ -209,6 +209,8 @@ const NOT_ON_STORES: &[(&str, &[&str])] = &[
     ("numbers of renamed files", &["rename::preserve_metadata"]),
     // S3's limit.
     ("keys of more than 1024 bytes", &["enametoolong_path"]),
+    // The store of this test takes no uploads in parts.
+    ("large files", &["open::interact_2gb"]),
 ];
 
 /// An object store that is written passes what a disk passes, but for four kinds.
