@@ -117,6 +117,14 @@ impl Cache {
         Ok(object)
     }
 
+    /// Whether all of a version is there, as far as that is known without its files.
+    pub(crate) fn is_whole(&self, key: &str, version: &Version) -> bool {
+        let id = id(key, version);
+        let state = self.state();
+        let slot = state.versions.get(&id);
+        slot.is_some_and(|slot| slot.bytes >= version.size)
+    }
+
     /// Opens or makes the files of a version.
     fn files_of(
         &self,

@@ -286,6 +286,10 @@ impl ObjectFs {
         let key = known.key();
         let (directory, name) = split(&key);
         for (key, version) in self.listings.opened(directory, name) {
+            // Opening its files is of no use to a program that the kernel has the pages for.
+            if self.fetch.cache.is_whole(&key, &version) {
+                continue;
+            }
             // The cache's error is reported when the program opens this file.
             let Ok(object) = self.fetch.cache.object(&key, &version) else {
                 return;
