@@ -409,7 +409,7 @@ fn parse(record: &[u8]) -> Option<State> {
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
     Some(State {
-        wanted: u64::from(flags & WANTED != 0),
+        wanted: if flags & WANTED != 0 { changes } else { 0 },
         ..state(&key, replaces, posix, changes)
     })
 }

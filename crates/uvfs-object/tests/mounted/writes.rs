@@ -314,6 +314,7 @@ pub fn a_large_file_is_not_overwritten(store: &impl At) {
             let open = OpenOptions::new()
                 .write(true)
                 .create(true)
+                .truncate(false)
                 .open(mounts[n].at(name));
             open.unwrap()
         });
