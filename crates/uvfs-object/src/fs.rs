@@ -632,7 +632,8 @@ impl FileSystem for ObjectFs {
     fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
         let _ = self.session.set(session);
         if let Some(writing) = &self.writing {
-            config.wanted |= InitFlags::ATOMIC_O_TRUNC;
+            // The kernel truncates after it has opened, because only it knows whether a program runs from the file.
+            config.wanted -= InitFlags::ATOMIC_O_TRUNC;
             writing.resume();
         }
         config.wanted |= InitFlags::ASYNC_READ
@@ -743,21 +744,12 @@ impl FileSystem for ObjectFs {
 
     async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         let known = self.known(node)?;
-        let truncates = how.flags.contains(OFlags::TRUNC);
-        if how.writes() || truncates {
+        if how.writes() {
             self.writing()?;
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
-        let (fh, by) = self.open_file(known.clone(), how.flags, how.origin)?;
-        if truncates {
-            let emptied = self.empty(cx, &known, how.writes()).await;
-            if emptied.is_err() {
-                self.remove(fh);
-                self.end_use(&known, how.flags, by);
-            }
-            emptied?;
-        }
+        let (fh, by) = self.open_file(known, how.flags, how.origin)?;
         let mut opened = Opened::new(fh);
         match by {
             // The kernel takes no flag for its pages beside it.

@@ -497,16 +497,6 @@ impl ObjectFs {
         draft.change()
     }
 
-    /// Empties a file as it is opened. Of one that is opened for reading alone, no close(2) stores it.
-    pub(crate) async fn empty(&self, cx: &Context, known: &Arc<Known>, writes: bool) -> Result<()> {
-        let _writer = Writer::new(self, known);
-        self.truncate(cx, known, 0).await?;
-        match writes {
-            true => Ok(()),
-            false => self.store_draft(cx, known).await,
-        }
-    }
-
     pub(crate) async fn write_to(
         &self,
         cx: &Context,
