@@ -121,7 +121,7 @@ impl Draft {
         }
     }
 
-    /// Notes that a program asked for what it wrote to be stored, and gives what that is.
+    /// Notes that a program asked for its changes to be stored, and gives the state as of now.
     pub(crate) fn want(&self) -> Result<State> {
         let mut state = self.state();
         if !state.is_wanted() && state.is_dirty() {
@@ -131,7 +131,7 @@ impl Draft {
         Ok(state.clone())
     }
 
-    /// The store has the contents of when `before` was copied, as this version.
+    /// Notes that the store has, as this version, the contents of the moment when `before` was copied.
     pub(crate) fn stored(&self, before: &State, version: Version, sums: Vec<u32>) -> Result<()> {
         let mut state = self.state();
         state.stored = before.changes;
@@ -240,8 +240,8 @@ impl Drafts {
         self.all().insert(key, draft);
     }
 
-    /// A draft is to become another object from now on. In one step, so that a lookup finds no draft that has ended: whether
-    /// it has not.
+    /// Gives a draft another key, in one step, so that lookups find it at one of the two. False, and nothing is done, if the
+    /// draft has ended.
     pub(crate) fn rename(
         &self,
         draft: &Arc<Draft>,

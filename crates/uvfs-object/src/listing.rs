@@ -206,7 +206,7 @@ impl Listings {
         Some(listing.clone())
     }
 
-    /// A name changes through the mount: it is gone, a directory, or a version.
+    /// Notes what a name is after a change through the mount: gone, a directory, or a version.
     pub(crate) fn changed(&self, directory: &str, name: &str, now: Option<Option<Version>>) {
         let mut all = uvfs_sys::lock(&self.0);
         let known = all
@@ -218,13 +218,13 @@ impl Listings {
         }
     }
 
-    /// A directory is new, and empty.
+    /// Keeps the listing of a new directory, which is empty.
     pub(crate) fn begin(&self, directory: &str) {
         let empty = Listing::new(directory, Vec::new(), Instant::now());
         self.keep(directory, Some(Arc::new(empty)));
     }
 
-    /// A directory, and all below it, are gone or others.
+    /// Drops the listings of a directory and of all below it.
     pub(crate) fn forget_below(&self, directory: &str) {
         for (key, known) in uvfs_sys::lock(&self.0).iter_mut() {
             if key.starts_with(directory) {
@@ -246,7 +246,7 @@ impl Listings {
         }
         let had = all.remove(directory);
         let changed = had.as_ref().and_then(|had| had.changed);
-        // It may not have a change of meanwhile.
+        // A listing that began before a change may not have it.
         let overtaken = |list: &Arc<Listing>| changed.is_some_and(|at| at >= list.begun);
         let known = Directory {
             large: new > MOST_NAMES || listing.is_none(),

@@ -187,14 +187,14 @@ impl Tree {
         uvfs_sys::lock(&self.0).by_key.get(key).cloned()
     }
 
-    /// No name leads to the node of a key any more.
+    /// Notes that no name leads to the node of a key any more.
     pub(crate) fn removed(&self, key: &str) {
         if let Some(known) = uvfs_sys::lock(&self.0).by_key.remove(key) {
             known.state().removed = true;
         }
     }
 
-    /// The node of a key, or all below that of a directory, have another key. What had it has none any more.
+    /// Gives the node of a key, or all nodes below a directory, another key. The node that had it loses its name.
     pub(crate) fn renamed(&self, from: &str, to: &str) {
         let mut nodes = uvfs_sys::lock(&self.0);
         if let Some(replaced) = nodes.by_key.remove(to) {

@@ -122,7 +122,8 @@ impl Store {
         let mut at = 0;
         let done = loop {
             if at == size {
-                // Some stores of parts keep the condition of a single request alone. Others show the file by now.
+                // Some stores keep the conditions of single requests alone, so the versions are compared once more. A store that
+                // takes no parts shows this very file by now.
                 let of_parts = self.uploads.info().capability().write_multi_min_size;
                 let same = match of_parts {
                     Some(_) => self.has(key, replaces).await,
@@ -145,7 +146,7 @@ impl Store {
             at += len;
         };
         if !matches!(done, Ok(Some(Ok(_)))) {
-            // What is left of it costs money, and is no object.
+            // The parts that the store has by now cost money, and are no object.
             let _ = self.uploaded(writer.abort()).await;
         }
         done

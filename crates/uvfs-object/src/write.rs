@@ -121,7 +121,7 @@ impl Writing {
         Err(Error::new(Errno::IO, why))
     }
 
-    /// A draft is to become a new object beside the one of its name.
+    /// Gives a draft the key of a new object, beside the one of its name.
     fn move_beside(&self, draft: &Arc<Draft>, why: &str) -> Result<()> {
         let key = draft.state().key.clone();
         let (directory, name) = split(&key);
@@ -154,7 +154,7 @@ impl Writing {
         draft.stored(before, stored.version, stored.sums)
     }
 
-    /// A name is another one than listings say: gone, a directory, or a version.
+    /// Notes what a name is from now on: gone, a directory, or a version.
     fn changed(&self, key: &str, now: Option<Option<Version>>) {
         let (directory, name) = split(key.trim_end_matches('/'));
         self.listings.changed(directory, name, now);
@@ -163,7 +163,7 @@ impl Writing {
         }
     }
 
-    /// No name leads to a file, or its draft, any more.
+    /// Notes that no name leads to a file, or its draft, any more.
     fn removed(&self, key: &str, draft: Option<&Arc<Draft>>) {
         if let Some(draft) = draft {
             self.discard(key, draft);
@@ -172,7 +172,7 @@ impl Writing {
         self.tree.removed(key);
     }
 
-    /// A draft is to become no object.
+    /// Gives a draft up: it becomes no object.
     fn discard(&self, key: &str, draft: &Arc<Draft>) {
         draft.state().removed = true;
         self.drafts.take(key, draft);
@@ -202,14 +202,14 @@ impl Writing {
         });
     }
 
-    /// Ends a draft that the store has, and gives its file to the cache. Whether there is nothing more to do: a file that a
-    /// program still writes ends later.
+    /// Ends a draft that the store has, and gives its file to the cache. False if the store has to get it first. The draft of a
+    /// file that a program still writes ends later, with the last such program.
     fn finish(&self, draft: &Arc<Draft>) -> bool {
         loop {
             let node = draft.state().node.upgrade();
             let mut known = node.as_ref().map(|node| node.state());
             let mut state = draft.state();
-            // A lookup found it meanwhile.
+            // A lookup gave the draft a node meanwhile: that node's lock has to be taken first.
             let same = match (state.node.upgrade(), &node) {
                 (Some(now), Some(node)) => Arc::ptr_eq(&now, node),
                 (None, None) => true,
@@ -218,7 +218,7 @@ impl Writing {
             if !same {
                 continue;
             }
-            // Without a name it goes with the last open file.
+            // A draft without a name goes with the last open file.
             let is_used = |known: &MutexGuard<'_, tree::State>| {
                 known.writers > 0 || state.removed && known.is_open()
             };
@@ -723,7 +723,7 @@ impl ObjectFs {
                 None => None,
             };
             if there.version().is_some() {
-                // Who has it open reads on.
+                // Programs that have it open read on.
                 if let Some(object) = open {
                     complete(writing.fetch.clone(), object).await?;
                 }
@@ -828,7 +828,7 @@ impl ObjectFs {
             Some(known) => Some(known.making.lock().await),
             None => None,
         };
-        // Who has the other file open reads on.
+        // Programs that have the other file open read on.
         if let Some(object) = self.open_object(replaced.as_deref())? {
             self.ask(cx, complete(self.fetch.clone(), object)).await?;
         }

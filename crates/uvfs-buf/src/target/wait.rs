@@ -81,7 +81,7 @@ impl Shared {
                 self.complete(io);
             }
             drop(done);
-            // Also if nothing was done: a thread that met this leader sleeps until it has stepped down.
+            // Also if no I/O was done: a thread that met this leader sleeps until the leader steps down.
             self.bump();
         }
     }
