@@ -63,6 +63,9 @@ pub(crate) struct State {
     pub(crate) sums: Vec<u32>,
     /// No name leads to it any more.
     pub(crate) removed: bool,
+    /// The key at which another writer was faster. Each close(2) is told, because a child process that closes what it inherited
+    /// may be the first.
+    pub(crate) overtaken: Option<String>,
     /// The store has it, and its file is the cache's.
     pub(crate) ended: bool,
     /// The node that it is open as.
@@ -349,6 +352,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         wanted: 0,
         sums: Vec::new(),
         removed: false,
+        overtaken: None,
         ended: false,
         node: Weak::new(),
     }

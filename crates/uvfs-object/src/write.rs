@@ -77,7 +77,6 @@ impl Writing {
 
     async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
         let store = &self.fetch.store;
-        let mut overtaken = None;
         for _ in 0..TRIES {
             let before = draft.want()?;
             if !before.is_dirty() {
@@ -89,13 +88,7 @@ impl Writing {
             let words = self.words(draft, &before)?;
             let (key, replaces) = (&before.key, before.replaces.as_ref());
             match store.put(key, &draft.file, replaces, words).await {
-                Ok(Some(stored)) => {
-                    self.stored(draft, &before, stored)?;
-                    return match overtaken {
-                        None => Ok(()),
-                        Some(key) => Err(conflict(key, &before.key)),
-                    };
-                }
+                Ok(Some(stored)) => return self.stored(draft, &before, stored),
                 Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
                     // Gone: nothing is overwritten.
                     None => {
@@ -110,7 +103,9 @@ impl Writing {
                     Some(_) => {
                         self.move_beside(draft, "conflict")?;
                         store.counters.conflict();
-                        overtaken.get_or_insert(before.key);
+                        let mut state = draft.state();
+                        tracing::warn!("{}", conflict(key, &state.key));
+                        state.overtaken.get_or_insert(before.key);
                     }
                 },
                 Err(error) if error == Errno::AGAIN => {}
@@ -302,11 +297,11 @@ impl Writing {
 }
 
 /// A program's file is an object beside the one that another writer has put.
-fn conflict(key: String, beside: &str) -> Error {
+fn conflict(key: &str, beside: &str) -> Error {
     let why = format!(
         "object {key:?} has changed in the store meanwhile: what was written is kept as {beside:?}"
     );
-    Error::new(Errno::STALE, why).level(tracing::Level::WARN)
+    Error::new(Errno::STALE, why).level(tracing::Level::INFO)
 }
 
 /// Takes over the first bytes of a version into a draft.
@@ -475,7 +470,15 @@ impl ObjectFs {
             return Ok(());
         };
         let writing = self.writing()?.clone();
-        self.ask(cx, async move { writing.put(&draft).await }).await
+        let put = async move {
+            writing.put(&draft).await?;
+            let state = draft.state();
+            match &state.overtaken {
+                Some(key) => Err(conflict(key, &state.key)),
+                None => Ok(()),
+            }
+        };
+        self.ask(cx, put).await
     }
 
     /// A program ended writing a file.
