@@ -38,6 +38,8 @@ pub(crate) struct Cache {
     /// Its lock shows other mounts that the directory is taken.
     _lock: File,
     limit: u64,
+    /// The files of drafts that earlier mounts left.
+    drafts: Vec<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -79,12 +81,13 @@ impl Cache {
             }
             let free = statvfs(&root).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
             let limit = size.unwrap_or(free.unwrap_or(0) / SHARE).max(LEAST);
-            let state = Mutex::new(found(&root)?);
+            let (state, drafts) = found(&root)?;
             let cache = Self {
                 root,
                 _lock: lock,
                 limit,
-                state,
+                drafts,
+                state: Mutex::new(state),
             };
             cache.evict();
             return Ok(cache);
@@ -182,6 +185,11 @@ impl Cache {
         &self.root
     }
 
+    /// The files of drafts that were there when this mount began.
+    pub(crate) fn drafts(&self) -> &[PathBuf] {
+        &self.drafts
+    }
+
     /// Takes over a file that has all of a version, whose pieces have these checksums.
     pub(crate) fn adopt(
         &self,
@@ -205,7 +213,7 @@ impl Cache {
         }
         let taken = std::fs::rename(data, &files.data);
         let taken = taken.and_then(|()| std::fs::write(&files.map, map));
-        taken.inspect_err(|_| remove(&files))?;
+        taken.inspect_err(|_| remove_version(&files))?;
         state.clock += 1;
         let slot = Slot {
             bytes: version.size,
@@ -246,8 +254,8 @@ impl Cache {
             Err(error) => {
                 tracing::debug!(%error, "the cache gives a file up");
                 state.used = state.used.saturating_sub(slot.bytes);
-                remove(&had);
-                remove(&has);
+                remove_version(&had);
+                remove_version(&has);
             }
         }
     }
@@ -296,7 +304,7 @@ impl Cache {
             let slot = state.versions.remove(&id).expect("it was listed");
             state.used -= slot.bytes;
             freed += slot.bytes;
-            remove(&files(&self.root, &id));
+            remove_version(&files(&self.root, &id));
         }
         let mut open: Vec<_> = (state.versions.iter())
             .filter_map(|(id, slot)| Some((slot.used, *id, slot.object.upgrade()?)))
@@ -324,9 +332,10 @@ impl Cache {
     }
 }
 
-/// Finds the versions that earlier mounts cached, the least recently used first, and removes incomplete files.
-fn found(root: &Path) -> io::Result<State> {
-    let mut maps = Vec::new();
+/// Finds the versions that earlier mounts cached, the least recently used first, and the files of drafts. Removes
+/// incomplete versions.
+fn found(root: &Path) -> io::Result<(State, Vec<PathBuf>)> {
+    let (mut maps, mut drafts) = (Vec::new(), Vec::new());
     for entry in root.read_dir()? {
         let path = entry?.path();
         let extension = path.extension().and_then(|end| end.to_str());
@@ -335,6 +344,7 @@ fn found(root: &Path) -> io::Result<State> {
             Some("data") if !path.with_extension("map").exists() => {
                 let _ = std::fs::remove_file(&path);
             }
+            Some("draft" | "new" | "tmp") => drafts.push(path),
             _ => {}
         }
     }
@@ -346,7 +356,7 @@ fn found(root: &Path) -> io::Result<State> {
         };
         match known(&pair) {
             Ok(Some(version)) if files(root, &version.0).map == pair.map => versions.push(version),
-            _ => remove(&pair),
+            _ => remove_version(&pair),
         }
     }
     versions.sort_unstable_by_key(|(_, _, time)| *time);
@@ -362,7 +372,7 @@ fn found(root: &Path) -> io::Result<State> {
         };
         state.versions.insert(id, slot);
     }
-    Ok(state)
+    Ok((state, drafts))
 }
 
 /// The version that two files hold, their bytes, and when they were last used.
@@ -379,15 +389,23 @@ fn known(files: &Files) -> io::Result<Option<(Id, u64, i64)>> {
     Ok((data.len() == version.size).then(|| (id(&key, &version), bytes, used)))
 }
 
-fn remove(files: &Files) {
+fn remove_version(files: &Files) {
     // The map first: a data file without one counts as nothing.
-    for path in [&files.map, &files.data] {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
-            }
-            _ => {}
-        }
+    remove_or_warn(&files.map);
+    remove_or_warn(&files.data);
+}
+
+/// Removes a file, if it is there.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn remove_or_warn(path: &Path) {
+    if let Err(error) = remove(path) {
+        tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
     }
 }
 

@@ -17,7 +17,7 @@ use rustix::fs::{FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Result};
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache, remove};
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
 use crate::store::Version;
@@ -47,7 +47,7 @@ pub(crate) struct Draft {
     pub(crate) settling: AtomicBool,
 }
 
-/// What a draft is to become.
+/// The object that a draft becomes, and how far its put is.
 #[derive(Clone)]
 pub(crate) struct State {
     pub(crate) key: String,
@@ -166,10 +166,7 @@ impl Draft {
             return;
         };
         for extension in ["draft", "new"] {
-            let path = path.with_extension(extension);
-            if let Err(error) = remove(&path) {
-                tracing::warn!(%error, path = %path.display(), "the cache can't remove it");
-            }
+            cache::remove_or_warn(&path.with_extension(extension));
         }
     }
 }
@@ -185,8 +182,7 @@ impl Drafts {
     /// Takes over what earlier mounts left in a cache, and removes what no program was told of.
     pub(crate) fn open(cache: Arc<Cache>) -> io::Result<Self> {
         let (mut all, mut next) = (BTreeMap::new(), 0);
-        for entry in cache.root().read_dir()? {
-            let path = entry?.path();
+        for path in cache.drafts() {
             let number = path.file_stem().and_then(|stem| stem.to_str());
             let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
             let extension = path.extension().and_then(|end| end.to_str());
@@ -196,13 +192,13 @@ impl Drafts {
             next = next.max(number + 1);
             match extension {
                 "draft" => {
-                    if let Some(draft) = found(&cache, &path)? {
+                    if let Some(draft) = found(&cache, path)? {
                         let key = draft.state().key.clone();
                         all.insert(key, Arc::new(draft));
                     }
                 }
-                "new" if !path.with_extension("draft").exists() => remove(&path)?,
-                "tmp" => remove(&path)?,
+                "new" if !path.with_extension("draft").exists() => remove(path)?,
+                "tmp" => remove(path)?,
                 _ => {}
             }
         }
@@ -287,26 +283,14 @@ impl Drafts {
 }
 
 /// Says what an earlier mount did not put, on a mount that does not write.
-pub(crate) fn warn_of(root: &Path) -> io::Result<()> {
-    let is_draft = |path: &Path| path.extension().is_some_and(|end| end == "draft");
-    let entries = root
-        .read_dir()?
-        .filter_map(|entry| Some(entry.ok()?.path()));
-    match entries.filter(|path| is_draft(path)).count() {
+pub(crate) fn warn_of(cache: &Cache) {
+    let is_draft = |path: &&PathBuf| path.extension().is_some_and(|end| end == "draft");
+    match cache.drafts().iter().filter(is_draft).count() {
         0 => {}
         count => tracing::warn!(
             "{}: {count} written files are not in the store: a mount with -o write=close puts them",
-            root.display()
+            cache.root().display()
         ),
-    }
-    Ok(())
-}
-
-/// Removes a file, if it is there.
-fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -113,29 +113,25 @@ impl ObjectFs {
     /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
     /// can't be made or is used by too many mounts.
     pub fn open(uri: &str, options: Options) -> io::Result<Self> {
-        let store = Store::open(uri, &options)?;
+        let mut store = Store::open(uri, &options)?;
         let runtime = runtime()?;
-        let probe = store.clone();
-        let writes = options.writes;
-        let answer = runtime.block_on(async move {
-            probe.holds("").await?;
-            match writes {
-                true => probe.probe().await,
-                false => Ok(()),
+        let answer = runtime.block_on(async {
+            store.holds("").await?;
+            if options.writes {
+                store.puts = store.probe().await?;
             }
+            Ok::<_, Error>(())
         });
         answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = Arc::new(Cache::open(&dir, store.name(), options.cache_size)?);
+        let permits = permits(&options);
         let fetch = Fetch {
             store,
             runtime: runtime.handle().clone(),
             cache,
-            permits: Arc::new(Semaphore::new(permits(&options))),
+            permits: Arc::new(Semaphore::new(permits)),
         };
-        if !writes {
-            draft::warn_of(fetch.cache.root())?;
-        }
         let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
         let writing = match options.writes {
             true => Some(Arc::new(Writing {
@@ -143,10 +139,13 @@ impl ObjectFs {
                 tree: tree.clone(),
                 listings: Arc::clone(&listings),
                 drafts: Drafts::open(fetch.cache.clone())?,
-                permits: permits(&options),
+                permits,
                 moving: RwLock::default(),
             })),
-            false => None,
+            false => {
+                draft::warn_of(&fetch.cache);
+                None
+            }
         };
         Ok(Self {
             runtime: Some(runtime),
@@ -438,9 +437,6 @@ impl ObjectFs {
 
     /// Registers a backing file for a node that is open nowhere else.
     fn register(&self, known: &Known, object: &Object) -> Option<i32> {
-        if self.no_backing.load(Ordering::Relaxed) {
-            return None;
-        }
         let session = self.session.get()?;
         if !object.back() {
             return None;
@@ -462,9 +458,14 @@ impl ObjectFs {
     /// either by a backing file or by its own pages.
     fn begin_use(&self, known: &Known, flags: OFlags, origin: Origin) -> Result<By> {
         let mut state = known.state();
+        let by = self.use_by(known, &mut state, origin)?;
         state.writers += u64::from(flags.intersects(OFlags::RWMODE));
+        Ok(by)
+    }
+
+    fn use_by(&self, known: &Known, state: &mut tree::State, origin: Origin) -> Result<By> {
         if origin != Origin::Kernel {
-            self.object(known, &mut state)?;
+            self.object(known, state)?;
             state.clients += 1;
             return Ok(By::Client);
         }
@@ -473,8 +474,9 @@ impl ObjectFs {
             return Ok(By::Backed(*id));
         }
         let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
-        if version.size >= LARGE_FILE && state.plain == 0 {
-            let object = self.object(known, &mut state)?;
+        let may_back = state.plain == 0 && !self.no_backing.load(Ordering::Relaxed);
+        if version.size >= LARGE_FILE && may_back {
+            let object = self.object(known, state)?;
             if let Some(id) = self.register(known, &object) {
                 state.backing = Some((id, 1));
                 return Ok(By::Backed(id));
@@ -690,14 +692,15 @@ impl FileSystem for ObjectFs {
         let parent = self.known(parent)?;
         let key = child(&parent, name)?;
         let known = loop {
-            match self.there(cx, &parent, &key).await? {
-                Err(asked) => return self.missing(asked),
-                Ok(There::Draft(draft)) => {
+            let (there, asked) = self.there(cx, &parent, &key).await?;
+            match there {
+                None => return self.missing(asked),
+                Some(There::Draft(draft)) => {
                     if let Some(known) = self.tree.drafted(&key, &draft) {
                         break known;
                     }
                 }
-                Ok(There::Facts(facts, asked)) => {
+                Some(There::Facts(facts)) => {
                     let key = match facts.version {
                         None => format!("{key}/"),
                         Some(_) => key,
@@ -788,17 +791,11 @@ impl FileSystem for ObjectFs {
         let Open::File { known, window, .. } = &*open else {
             return Err(Errno::ISDIR.into());
         };
-        let object = {
-            let mut state = known.state();
-            match &state.draft {
-                Some(draft) => Err(draft.clone()),
-                None => Ok(self.object(known, &mut state)?),
-            }
-        };
-        let object = match object {
-            Ok(object) => object,
-            Err(draft) => return Ok(ops::read_at(&draft.data, data, how.offset, 0).await?),
-        };
+        let draft = known.state().draft.clone();
+        if let Some(draft) = draft {
+            return Ok(ops::read_at(&draft.data, data, how.offset, 0).await?);
+        }
+        let object = self.object(known, &mut known.state())?;
         let size = object.version.size;
         let range = how.offset.min(size)..(how.offset.saturating_add(data.len() as u64)).min(size);
         if range.is_empty() {

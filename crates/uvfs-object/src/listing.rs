@@ -74,12 +74,16 @@ impl Listing {
     }
 
     /// The same with changes.
-    fn with(&self, directory: &str, changes: BTreeMap<String, Option<Option<Version>>>) -> Self {
+    fn with(&self, directory: &str, changes: BTreeMap<String, Now>) -> Self {
         let kept = self.names.iter();
         let kept = kept.filter(|listed| !changes.contains_key(&listed.name));
         let mut names: Vec<_> = kept.cloned().collect();
         let new = changes.into_iter();
-        names.extend(new.filter_map(|(name, now)| now.map(|version| Listed { name, version })));
+        let new = new.filter_map(|(name, now)| {
+            let version = now.version()?;
+            Some(Listed { name, version })
+        });
+        names.extend(new);
         Self::new(directory, names, self.begun)
     }
 
@@ -137,11 +141,30 @@ impl Pages {
     }
 }
 
+/// What a name is in the store after a change.
+#[derive(Clone)]
+pub(crate) enum Now {
+    Gone,
+    Directory,
+    File(Version),
+}
+
+impl Now {
+    /// The version as a listing has it, if the name is there.
+    fn version(self) -> Option<Option<Version>> {
+        match self {
+            Self::Gone => None,
+            Self::Directory => Some(None),
+            Self::File(version) => Some(Some(version)),
+        }
+    }
+}
+
 /// What is known of a directory.
 struct Directory {
     listing: Option<Arc<Listing>>,
-    /// Names that have changed through the mount since: gone, directories, or versions.
-    changes: BTreeMap<String, Option<Option<Version>>>,
+    /// Names that have changed through the mount since.
+    changes: BTreeMap<String, Now>,
     /// When the last of them did.
     changed: Option<Instant>,
     /// Too many names for [`MOST_NAMES`].
@@ -206,8 +229,8 @@ impl Listings {
         Some(listing.clone())
     }
 
-    /// Notes what a name is after a change through the mount: gone, a directory, or a version.
-    pub(crate) fn changed(&self, directory: &str, name: &str, now: Option<Option<Version>>) {
+    /// Notes what a name is after a change through the mount.
+    pub(crate) fn changed(&self, directory: &str, name: &str, now: Now) {
         let mut all = uvfs_sys::lock(&self.0);
         let known = all
             .entry(directory.to_owned())
@@ -281,7 +304,10 @@ impl Listings {
             && list.begun.elapsed() < age
         {
             let listed = || list.find(name).map(|at| list.names[at].version.clone());
-            let facts = (known.changes.get(name).cloned()).unwrap_or_else(listed);
+            let facts = match known.changes.get(name) {
+                Some(now) => now.clone().version(),
+                None => listed(),
+            };
             return Found::Known(facts.map(Facts::from), list.begun);
         }
         if known.since.elapsed() >= age {

@@ -109,7 +109,7 @@ pub(crate) struct Store {
     pub(crate) metadata: bool,
     /// The same with time for uploads.
     pub(crate) uploads: Operator,
-    pub(crate) puts: Arc<Conditions>,
+    pub(crate) puts: Conditions,
     pub(crate) counters: Arc<Counters>,
     conditions: bool,
     /// The longest key in bytes.
@@ -240,7 +240,7 @@ impl Store {
             markers,
             metadata: options.metadata,
             uploads,
-            puts: Arc::default(),
+            puts: Conditions::default(),
             counters,
             conditions,
             key_max,

@@ -48,7 +48,7 @@ pub(crate) struct State {
     pub(crate) object: Option<Arc<Object>>,
     /// The times of modification and change that programs saw as they wrote this version. The store may have others.
     pub(crate) written: Option<[(i64, u32); 2]>,
-    /// What programs wrote since.
+    /// The file as programs changed it, until the store has that.
     pub(crate) draft: Option<Arc<Draft>>,
     /// Opens for writing, and changes that are under way.
     pub(crate) writers: u64,
@@ -245,7 +245,7 @@ pub(crate) fn is_now(known: &Known, now: &Facts, asked: Instant) -> bool {
     if state.asked.is_some_and(|known| known > asked) {
         return true;
     }
-    // What programs wrote counts until the store has it.
+    // The draft is the file until the store has it, whatever the store says.
     if state.draft.is_some() {
         return true;
     }

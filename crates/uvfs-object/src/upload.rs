@@ -5,7 +5,6 @@ use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::ErrorKind as IoErrorKind;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
 use opendal::options::{CopyOptions, WriteOptions};
@@ -25,20 +24,11 @@ const MOST_PARTS: u64 = 9_000;
 /// Bytes that are read from a file at a time to be compared.
 const BLOCK: usize = 1 << 16;
 
-/// Which conditions of puts the store keeps. Until it is known that it does not, it does.
-#[derive(Debug)]
+/// Which conditions of puts the store keeps.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Conditions {
-    if_match: AtomicBool,
-    if_none_match: AtomicBool,
-}
-
-impl Default for Conditions {
-    fn default() -> Self {
-        Self {
-            if_match: AtomicBool::new(true),
-            if_none_match: AtomicBool::new(true),
-        }
-    }
+    if_match: bool,
+    if_none_match: bool,
 }
 
 /// An object that was put.
@@ -154,16 +144,13 @@ impl Store {
 
     /// Lets the store itself compare versions, if it can.
     fn condition(&self, how: &mut WriteOptions, replaces: Option<&Version>) -> bool {
-        let can = self.uploads.info().capability();
         match replaces {
             None => {
-                let kept = self.puts.if_none_match.load(Ordering::Relaxed);
-                how.if_not_exists = kept && can.write_with_if_not_exists;
+                how.if_not_exists = self.puts.if_none_match;
                 how.if_not_exists
             }
             Some(version) => {
-                let kept = self.puts.if_match.load(Ordering::Relaxed) && can.write_with_if_match;
-                how.if_match = version.etag.clone().filter(|_| kept);
+                how.if_match = version.etag.clone().filter(|_| self.puts.if_match);
                 how.if_match.is_some()
             }
         }
@@ -260,8 +247,8 @@ impl Store {
         }
     }
 
-    /// Tries by an object of its own whether the store keeps the conditions of puts, and whether it may be written at all.
-    pub(crate) async fn probe(&self) -> Result<()> {
+    /// Tries by an object of its own which conditions of puts the store keeps, and whether it may be written at all.
+    pub(crate) async fn probe(&self) -> Result<Conditions> {
         let random = RandomState::new().build_hasher().finish();
         let key = format!(".uvfs-{random:016x}");
         let put = async |etag: Option<&str>| {
@@ -279,17 +266,19 @@ impl Store {
             Err(error) => Err(failed(&key, error)),
             Ok(_) => Ok(false),
         };
-        let mut ignored = Vec::new();
+        let (mut kept, mut ignored) = (Conditions::default(), Vec::new());
         if can.write_with_if_not_exists {
             put(None).await.map_err(|error| failed(&key, error))?;
-            if !refused(put(None).await)? {
+            kept.if_none_match = refused(put(None).await)?;
+            if !kept.if_none_match {
                 ignored.push("If-None-Match");
-                self.puts.if_none_match.store(false, Ordering::Relaxed);
             }
         }
-        if can.write_with_if_match && !refused(put(Some("\"another\"")).await)? {
-            ignored.push("If-Match");
-            self.puts.if_match.store(false, Ordering::Relaxed);
+        if can.write_with_if_match {
+            kept.if_match = refused(put(Some("\"another\"")).await)?;
+            if !kept.if_match {
+                ignored.push("If-Match");
+            }
         }
         if !ignored.is_empty() {
             let conditions = ignored.join(" and ");
@@ -297,7 +286,8 @@ impl Store {
                 "the store ignores {conditions}: versions are compared before each put, which another writer can overtake"
             );
         }
-        self.remove(&key).await
+        self.remove(&key).await?;
+        Ok(kept)
     }
 }
 

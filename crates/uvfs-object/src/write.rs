@@ -1,22 +1,25 @@
 //! Changes of files and names.
 //!
-//! What a program writes goes into a draft (`draft.rs`). close(2), fsync(2) and changes without an open file wait until the
-//! store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
+//! The server writes a program's changes to a draft (`draft.rs`). close(2), fsync(2) and changes without an open file return
+//! when the store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::future::OptionFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use tokio::sync::RwLock;
+use tokio::sync::{Mutex, RwLock};
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft, Drafts};
 use crate::fs::{ObjectFs, Open, REQUEST, child, split, times};
-use crate::listing::Listings;
+use crate::listing::{Listings, Now};
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
 use crate::store::{Facts, NAME_MAX, Version, is_directory};
@@ -33,7 +36,7 @@ const RUN: u64 = 4 << 20;
 /// Characters of a file's name that the name of its conflict keeps, at most.
 const KEPT_NAME: usize = NAME_MAX - 40;
 
-/// What changes need, also without a request.
+/// The parts of a mount that changes files, shared by its handlers and the tasks that put drafts.
 pub(crate) struct Writing {
     pub(crate) fetch: Fetch,
     pub(crate) tree: Arc<Tree>,
@@ -49,20 +52,27 @@ pub(crate) struct Writing {
 /// What is at a key.
 pub(crate) enum There {
     Draft(Arc<Draft>),
-    /// The store said so when it was asked.
-    Facts(Facts, Instant),
+    /// The store said so.
+    Facts(Facts),
 }
 
 impl There {
     fn is_directory(&self) -> bool {
-        matches!(self, Self::Facts(facts, _) if facts.version.is_none())
+        matches!(self, Self::Facts(facts) if facts.version.is_none())
+    }
+
+    fn draft(&self) -> Option<&Arc<Draft>> {
+        match self {
+            Self::Draft(draft) => Some(draft),
+            Self::Facts(_) => None,
+        }
     }
 
     /// What the store has there.
     fn version(&self) -> Option<Version> {
         match self {
             Self::Draft(draft) => draft.state().replaces.clone(),
-            Self::Facts(facts, _) => facts.version.clone(),
+            Self::Facts(facts) => facts.version.clone(),
         }
     }
 }
@@ -145,12 +155,12 @@ impl Writing {
     }
 
     fn stored(&self, draft: &Draft, before: &draft::State, stored: Stored) -> Result<()> {
-        self.changed(&before.key, Some(Some(stored.version.clone())));
+        self.changed(&before.key, Now::File(stored.version.clone()));
         draft.stored(before, stored.version, stored.sums)
     }
 
-    /// Notes what a name is from now on: gone, a directory, or a version.
-    fn changed(&self, key: &str, now: Option<Option<Version>>) {
+    /// Notes what a name is from now on.
+    fn changed(&self, key: &str, now: Now) {
         let (directory, name) = split(key.trim_end_matches('/'));
         self.listings.changed(directory, name, now);
         if let Some(known) = self.tree.at(directory) {
@@ -163,7 +173,7 @@ impl Writing {
         if let Some(draft) = draft {
             self.discard(key, draft);
         }
-        self.changed(key, None);
+        self.changed(key, Now::Gone);
         self.tree.removed(key);
     }
 
@@ -304,18 +314,29 @@ fn conflict(key: &str, beside: &str) -> Error {
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
 }
 
-/// Takes over the first bytes of a version into a draft.
-async fn take_over(fetch: Fetch, object: Arc<Object>, draft: Arc<Draft>, len: u64) -> Result<()> {
+/// Brings the first bytes of a version into the cache, and uses each part while it is sure to be there.
+async fn bring(
+    fetch: &Fetch,
+    object: &Arc<Object>,
+    len: u64,
+    part: impl Fn(Range<u64>) -> Result<()>,
+) -> Result<()> {
     let mut at = 0;
     while at < len {
         let end = len.min(at + RUN);
-        let ahead = end..object.version.size.min(end + 8 * RUN).min(len);
-        let pinned = object.have(&fetch, at..end, ahead).await?;
-        (fetch.cache).with_room(|| object.copy_to(&draft.file, at..end))?;
-        drop(pinned);
+        let ahead = end..len.min(end + 8 * RUN);
+        let _pinned = object.have(fetch, at..end, ahead).await?;
+        part(at..end)?;
         at = end;
     }
     Ok(())
+}
+
+/// Takes over the first bytes of a version into a draft.
+async fn take_over(fetch: Fetch, object: Arc<Object>, draft: Arc<Draft>, len: u64) -> Result<()> {
+    let copy =
+        |part: Range<u64>| (fetch.cache).with_room(|| object.copy_to(&draft.file, part.clone()));
+    bring(&fetch, &object, len, copy).await
 }
 
 /// Sets the modification time of a draft: to this one, or to now.
@@ -333,19 +354,17 @@ fn set_modified(draft: &Draft, time: Option<(i64, u32)>) -> Result<()> {
 
 /// Brings a whole version into the cache, because it is open and loses its name. What can't be had is ESTALE for its readers.
 async fn complete(fetch: Fetch, object: Arc<Object>) -> Result<()> {
-    let size = object.version.size;
-    let mut at = 0;
-    while at < size {
-        let end = size.min(at + RUN);
-        let ahead = end..size.min(end + 8 * RUN);
-        if let Err(error) = object.have(&fetch, at..end, ahead).await {
-            let key = &object.key;
-            tracing::warn!(key, "{error}: it loses its name, and is not cached whole");
-            break;
-        }
-        at = end;
+    let whole = bring(&fetch, &object, object.version.size, |_| Ok(()));
+    if let Err(error) = whole.await {
+        let key = &object.key;
+        tracing::warn!(key, "{error}: it loses its name, and is not cached whole");
     }
     Ok(())
+}
+
+/// Locks what may not be there.
+async fn locked(lock: Option<&Mutex<()>>) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    OptionFuture::from(lock.map(Mutex::lock)).await
 }
 
 /// Counts as a program that writes a file.
@@ -378,17 +397,17 @@ impl ObjectFs {
         Ok(self.writing.as_ref().ok_or(Errno::ROFS)?)
     }
 
-    /// What is at a key below a directory; if there is nothing, when the server asked for that.
+    /// What is at a key below a directory, and when the server asked for that.
     pub(crate) async fn there(
         &self,
         cx: &Context,
         parent: &Known,
         key: &str,
-    ) -> Result<std::result::Result<There, Instant>> {
+    ) -> Result<(Option<There>, Instant)> {
         if let Some(writing) = &self.writing
             && let Some(draft) = writing.drafts.get(key)
         {
-            return Ok(Ok(There::Draft(draft)));
+            return Ok((Some(There::Draft(draft)), Instant::now()));
         }
         if !self.fetch.store.takes(key) {
             return Err(Errno::NAMETOOLONG.into());
@@ -400,8 +419,7 @@ impl ObjectFs {
                 (self.find(cx, key, &format!("{key}/")).await?, asked)
             }
         };
-        let there = found.map(|facts| There::Facts(facts, asked));
-        Ok(there.ok_or(asked))
+        Ok((found.map(There::Facts), asked))
     }
 
     /// The same for the key of a name that a program changes.
@@ -414,8 +432,8 @@ impl ObjectFs {
         self.writing()?;
         let parent = self.known(parent)?;
         let key = new_key(&parent, name)?;
-        let there = self.there(cx, &parent, &key).await?;
-        Ok((parent, key, there.ok()))
+        let (there, _) = self.there(cx, &parent, &key).await?;
+        Ok((parent, key, there))
     }
 
     /// The draft of a file that is open for writing. A new one takes over the first `keep` bytes.
@@ -594,16 +612,13 @@ impl ObjectFs {
         if owners || touched || accessed.is_some() {
             let draft = self.draft(cx, &known, u64::MAX).await?;
             draft.change()?;
-            let mut state = draft.state();
-            let posix = &mut state.posix;
-            posix.mode = mode.or(posix.mode).or(Some(now.mode & 0o7777));
-            posix.uid = uid.or(posix.uid).or(Some(now.uid));
-            posix.gid = gid.or(posix.gid).or(Some(now.gid));
-            posix.atime = accessed.or(posix.atime);
-            if !metadata {
-                *posix = Posix::default();
+            if metadata {
+                let posix = &mut draft.state().posix;
+                posix.mode = mode.or(posix.mode).or(Some(now.mode & 0o7777));
+                posix.uid = uid.or(posix.uid).or(Some(now.uid));
+                posix.gid = gid.or(posix.gid).or(Some(now.gid));
+                posix.atime = accessed.or(posix.atime);
             }
-            drop(state);
             if touched {
                 set_modified(&draft, time)?;
             }
@@ -681,7 +696,7 @@ impl ObjectFs {
         let task = async move {
             let _still = writing.moving.read().await;
             writing.fetch.store.make_directory(&made).await?;
-            writing.changed(&made, Some(None));
+            writing.changed(&made, Now::Directory);
             Ok(())
         };
         self.ask(cx, task).await?;
@@ -707,24 +722,15 @@ impl ObjectFs {
             return Err(Errno::ISDIR.into());
         }
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
-        let _no_draft = match &known {
-            Some(known) => Some(known.making.lock().await),
-            None => None,
-        };
+        let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
         // It may have begun meanwhile.
         let there = writing.drafts.get(&key).map_or(there, There::Draft);
         let (open, name) = (self.open_object(known.as_deref())?, key);
         let task = async move {
-            let draft = match &there {
-                There::Draft(draft) => Some(draft.clone()),
-                There::Facts(..) => None,
-            };
+            let draft = there.draft();
             let _still = writing.moving.read().await;
             // A put that is under way would bring it back.
-            let _order = match &draft {
-                Some(draft) => Some(draft.order.lock().await),
-                None => None,
-            };
+            let _order = locked(draft.map(|draft| &draft.order)).await;
             if there.version().is_some() {
                 // Programs that have it open read on.
                 if let Some(object) = open {
@@ -733,7 +739,7 @@ impl ObjectFs {
                 writing.keep_directory(&parent).await?;
                 writing.fetch.store.remove(&name).await?;
             }
-            writing.removed(&name, draft.as_ref());
+            writing.removed(&name, draft);
             Ok(())
         };
         self.ask(cx, task).await?;
@@ -823,14 +829,8 @@ impl ObjectFs {
             return Ok(replaced);
         }
         let (known, replaced) = (self.tree.at(&from), self.tree.at(&to));
-        let _no_draft = match &known {
-            Some(known) => Some(known.making.lock().await),
-            None => None,
-        };
-        let _nor_there = match &replaced {
-            Some(known) => Some(known.making.lock().await),
-            None => None,
-        };
+        let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
+        let _nor_there = locked(replaced.as_ref().map(|known| &known.making)).await;
         // Programs that have the other file open read on.
         if let Some(object) = self.open_object(replaced.as_deref())? {
             self.ask(cx, complete(self.fetch.clone(), object)).await?;
@@ -891,6 +891,7 @@ impl ObjectFs {
             });
             let copies = stream::iter(copies).buffer_unordered(requests);
             let copies: Vec<_> = copies.try_collect().await?;
+            let copies: HashMap<String, Version> = copies.into_iter().flatten().collect();
             store.make_directory(&to).await?;
             writing.keep_directory(&parent).await?;
             // The deepest first: the service for directories removes no full one.
@@ -909,12 +910,11 @@ impl ObjectFs {
             }
             store.remove(&from).await?;
             for (key, draft) in writing.drafts.below(&from) {
-                let version = copies.iter().flatten().find(|(from, _)| *from == key);
-                let version = version.map(|(_, version)| version.clone());
+                let version = copies.get(&key).cloned();
                 writing.drafts.rename(&draft, &moved(&key), version)?;
             }
             writing.tree.renamed(&from, &to);
-            for (key, version) in copies.into_iter().flatten() {
+            for (key, version) in copies {
                 let to = moved(&key);
                 writing.now_at(&key, &to, version);
             }
@@ -926,8 +926,8 @@ impl ObjectFs {
             }
             writing.listings.forget_below(&from);
             writing.listings.forget_below(&to);
-            writing.changed(&from, None);
-            writing.changed(&to, Some(None));
+            writing.changed(&from, Now::Gone);
+            writing.changed(&to, Now::Directory);
             Ok(())
         };
         self.ask(cx, task).await
@@ -953,16 +953,14 @@ impl Writing {
         } = moved;
         let store = &self.fetch.store;
         // What is written there has no name any more.
-        let overwritten = match &other {
-            Some(There::Draft(draft)) => Some(draft.clone()),
-            _ => None,
-        };
-        let _end = match &overwritten {
-            Some(draft) => Some(draft.order.lock().await),
-            None => None,
-        };
+        let overwritten = other.as_ref().and_then(There::draft);
+        let _end = locked(overwritten.map(|draft| &draft.order)).await;
         let replaces = other.as_ref().and_then(There::version);
-        let end = |draft: &Arc<Draft>| self.discard(to, draft);
+        let end = |draft: Option<&Arc<Draft>>| {
+            if let Some(draft) = draft {
+                self.discard(to, draft);
+            }
+        };
         let version = match &there {
             There::Draft(draft) => {
                 let _order = draft.order.lock().await;
@@ -981,7 +979,7 @@ impl Writing {
                     }
                     false => None,
                 };
-                overwritten.iter().for_each(end);
+                end(overwritten);
                 self.tree.renamed(from, to);
                 let replaces = version.clone().or(replaces);
                 if self.drafts.rename(draft, to, replaces)? {
@@ -992,22 +990,20 @@ impl Writing {
                 }
                 version
             }
-            There::Facts(facts, _) => {
+            There::Facts(facts) => {
                 let size = facts.version.as_ref().map_or(0, |version| version.size);
                 let version = store.copy(from, to, size).await?;
                 self.keep_directory(parent).await?;
                 store.remove(from).await?;
-                overwritten.iter().for_each(end);
+                end(overwritten);
                 self.tree.renamed(from, to);
                 self.now_at(from, to, version.clone());
                 Some(version)
             }
         };
-        self.changed(from, None);
-        match version {
-            Some(version) => self.changed(to, Some(Some(version))),
-            None => self.changed(to, None),
-        }
+        self.changed(from, Now::Gone);
+        // Of a new file the store has nothing there yet.
+        self.changed(to, version.map_or(Now::Gone, Now::File));
         Ok(())
     }
 
