@@ -180,6 +180,7 @@ impl Object {
         self.start(fetch, wanted.clone());
         self.start(fetch, self.pieces(ahead));
         loop {
+            let given_back;
             {
                 let mut state = self.state();
                 let pieces = &state.pieces[wanted.clone()];
@@ -196,9 +197,13 @@ impl Object {
                 {
                     return Err(Error::new(*errno, why.to_string()));
                 }
+                given_back =
+                    (pieces.iter()).any(|piece| matches!(piece, Piece::Missing | Piece::Found));
             }
-            // Some may have been given back since.
-            self.start(fetch, wanted.clone());
+            // Only then: a request that has failed since this look is not to be made again.
+            if given_back {
+                self.start(fetch, wanted.clone());
+            }
             // The object keeps the sender.
             let _ = changed.changed().await;
         }
