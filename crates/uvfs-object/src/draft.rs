@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
 use crate::store::Version;
 use crate::tree::Known;
+use crate::upload::{PART, Upload};
 
 /// The bytes of a record behind the header of a map.
 const TAIL: usize = 32;
@@ -45,6 +47,8 @@ pub(crate) struct Draft {
     pub(crate) order: tokio::sync::Mutex<()>,
     /// A task puts it until that succeeds.
     pub(crate) settling: AtomicBool,
+    /// The upload of [`Parts`].
+    pub(crate) upload: tokio::sync::Mutex<Option<Upload>>,
 }
 
 /// The object that a draft becomes, and how far its put is.
@@ -70,6 +74,46 @@ pub(crate) struct State {
     pub(crate) ended: bool,
     /// The node that it is open as.
     pub(crate) node: Weak<Known>,
+    pub(crate) parts: Parts,
+}
+
+/// The parts of a file that are uploaded while programs still write it. Only what they write from the beginning on, one byte
+/// after the other, and before the first put.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Parts {
+    /// Bytes that programs have written in this way.
+    front: u64,
+    /// Bytes that are sent, or about to be.
+    sent: u64,
+    /// A task sends them.
+    sending: bool,
+    /// No more are sent.
+    over: bool,
+    /// A program changed what was sent.
+    pub(crate) changed: bool,
+}
+
+impl Parts {
+    fn change(&mut self, range: &Range<u64>) {
+        self.changed |= range.start < self.sent && !range.is_empty();
+    }
+
+    fn wrote(&mut self, range: &Range<u64>) {
+        if range.start <= self.front {
+            self.front = self.front.max(range.end);
+        }
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.sent > 0
+    }
+
+    /// The end of the next part.
+    fn next(&self) -> Option<u64> {
+        let end = self.sent + PART;
+        // The last part is the put's: it may be the whole file.
+        (!self.over && !self.changed && self.front > end).then_some(end)
+    }
 }
 
 impl State {
@@ -100,6 +144,7 @@ impl Draft {
             state: Mutex::new(state),
             order: tokio::sync::Mutex::default(),
             settling: AtomicBool::default(),
+            upload: tokio::sync::Mutex::default(),
         })
     }
 
@@ -112,16 +157,41 @@ impl Draft {
         Some(self.path.as_ref()?.with_extension("new"))
     }
 
-    /// Notes a change. Called before the change, so that the record has it, and again after it: a put that began meanwhile
-    /// may not have it.
-    pub(crate) fn change(&self) -> Result<()> {
+    /// Notes a change of a range of bytes. Called before the change, so that the record has it, and again after it: a put that
+    /// began meanwhile may not have it.
+    pub(crate) fn change(&self, range: &Range<u64>) -> Result<()> {
         let mut state = self.state();
+        state.parts.change(range);
         let is_noted = state.changes != state.stored && !state.is_wanted();
         state.changes += 1;
         match is_noted {
             true => Ok(()),
             false => self.note(&state).inspect_err(|_| state.changes -= 1),
         }
+    }
+
+    /// Notes that a program wrote a range of bytes. Whether a part is to be sent, and no task is at it.
+    pub(crate) fn wrote(&self, range: &Range<u64>) -> bool {
+        let parts = &mut self.state().parts;
+        parts.wrote(range);
+        parts.next().is_some() && !std::mem::replace(&mut parts.sending, true)
+    }
+
+    /// The end of the next part that the one task for that has to send. `None` ends the task.
+    pub(crate) fn next_part(&self) -> Option<u64> {
+        let mut state = self.state();
+        let next = state.parts.next().filter(|_| !state.removed);
+        match next {
+            Some(end) => state.parts.sent = end,
+            None => state.parts.sending = false,
+        }
+        next
+    }
+
+    /// Sends no more parts, and gives the upload of those that were sent.
+    pub(crate) async fn take_upload(&self) -> Option<Upload> {
+        self.state().parts.over = true;
+        self.upload.lock().await.take()
     }
 
     /// Notes that a program asked for its changes to be stored, and gives the state as of now.
@@ -339,6 +409,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         overtaken: None,
         ended: false,
         node: Weak::new(),
+        parts: Parts::default(),
     }
 }
 

@@ -8,8 +8,9 @@ use std::os::unix::fs::FileExt;
 
 use futures_util::StreamExt;
 use opendal::options::{CopyOptions, WriteOptions};
-use opendal::{Buffer, EntryMode, ErrorKind, Metadata};
+use opendal::{Buffer, EntryMode, ErrorKind, Metadata, Writer};
 use rustix::io::Errno;
+use tokio::sync::OwnedSemaphorePermit;
 use uvfs_server::fs::{Error, Result};
 
 use crate::map::piece_log;
@@ -17,11 +18,11 @@ use crate::store::{Store, Version, failed};
 
 /// Bytes of one part of an upload, at least. Smaller objects are put by one request.
 pub(crate) const PART: u64 = 8 << 20;
-/// Parts of one upload that are under way at a time.
+/// Parts of one upload that are in memory at a time.
 pub(crate) const PARTS: usize = 4;
 /// Parts of an object, at most: S3's limit is 10,000.
 const MOST_PARTS: u64 = 9_000;
-/// Bytes that are read from a file at a time to be compared.
+/// Bytes of the smallest piece, and bytes that are read from a file at a time to be compared.
 const BLOCK: usize = 1 << 16;
 
 /// Which conditions of puts the store keeps.
@@ -41,9 +42,39 @@ pub(crate) struct Stored {
 /// The user metadata of an object.
 pub(crate) type Words = HashMap<String, String>;
 
+/// An object that is uploaded in parts. The store has no object before [`Store::put`] completes it.
+pub(crate) struct Upload {
+    writer: Writer,
+    key: String,
+    replaces: Option<Version>,
+    /// Bytes of a part.
+    part: u64,
+    pieces: Pieces,
+    /// What an upload that began early takes of the memory. It has it to its end: OpenDAL does not tell when a part is sent.
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+impl Upload {
+    fn is_of(&self, key: &str, replaces: Option<&Version>) -> bool {
+        self.key == key
+            && match (&self.replaces, replaces) {
+                (None, None) => true,
+                (Some(one), Some(two)) => one.is(two),
+                _ => false,
+            }
+    }
+}
+
+fn options(user_metadata: Option<Words>) -> WriteOptions {
+    WriteOptions {
+        user_metadata,
+        ..WriteOptions::default()
+    }
+}
+
 impl Store {
     /// Puts what a file has as an object, in the place of the version `replaces`, or as a new object. `None` if the store
-    /// has another version.
+    /// has another version. Goes on with the upload of parts that have been sent, if it is one of this object.
     ///
     /// # Errors
     /// EAGAIN when the file was made shorter meanwhile, and those of the store.
@@ -53,93 +84,169 @@ impl Store {
         file: &File,
         replaces: Option<&Version>,
         metadata: Option<Words>,
+        sent: Option<Upload>,
     ) -> Result<Option<Stored>> {
         let size = file.metadata()?.len();
-        let mut how = WriteOptions {
-            user_metadata: metadata,
-            ..WriteOptions::default()
-        };
-        if !self.condition(&mut how, replaces) && !self.has(key, replaces).await? {
-            return Ok(None);
-        }
-        let mut pieces = Pieces::new(size);
-        let put = match size <= PART {
-            true => {
-                let all = pieces.read(file, 0, size)?;
-                let answer = self.uploads.write_options(key, all, how);
-                self.uploaded(answer).await
-            }
-            false => {
-                let parts = self.put_parts(key, file, &mut pieces, how, replaces);
-                match parts.await? {
-                    Some(put) => put,
-                    None => return Ok(None),
+        let upload = match sent {
+            Some(upload) if upload.is_of(key, replaces) && upload.pieces.at <= size => upload,
+            other => {
+                if let Some(upload) = other {
+                    self.abort(upload).await;
+                }
+                let mut how = options(metadata);
+                if !self.condition(&mut how, replaces) && !self.has(key, replaces).await? {
+                    return Ok(None);
+                }
+                if size <= PART {
+                    let mut pieces = Pieces::default();
+                    let all = Buffer::from(pieces.read(file, size)?);
+                    let answer = self.uploads.write_options(key, all, how);
+                    let answer = self.uploaded(answer).await;
+                    return self.stored(key, size, pieces, answer).await;
+                }
+                let whole = size.div_ceil(MOST_PARTS).next_multiple_of(1 << 20);
+                match self.begin(key, replaces, how, whole.max(PART)).await {
+                    Ok(upload) => upload,
+                    Err(error) => {
+                        return self.stored(key, size, Pieces::default(), Err(error)).await;
+                    }
                 }
             }
         };
-        let answer = match put {
+        self.complete(upload, file, size).await
+    }
+
+    /// Begins to upload a file that programs still write. The store has to take parts: see [`Store::takes_parts`].
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn begin_early(
+        &self,
+        key: &str,
+        replaces: Option<&Version>,
+        memory: OwnedSemaphorePermit,
+    ) -> Result<Upload> {
+        let mut how = options(None);
+        self.condition(&mut how, replaces);
+        let begun = self.begin(key, replaces, how, PART).await;
+        let upload = begun.map_err(|error| failed(key, error))?;
+        Ok(Upload {
+            _memory: Some(memory),
+            ..upload
+        })
+    }
+
+    /// Whether the store has no object before an upload of parts is complete.
+    pub(crate) fn takes_parts(&self) -> bool {
+        self.uploads
+            .info()
+            .capability()
+            .write_multi_min_size
+            .is_some()
+    }
+
+    async fn begin(
+        &self,
+        key: &str,
+        replaces: Option<&Version>,
+        mut how: WriteOptions,
+        part: u64,
+    ) -> opendal::Result<Upload> {
+        // Each write is a part. OpenDAL keeps the last one back, and sends the others.
+        how.concurrent = PARTS - 1;
+        let writer = self.uploads.writer_options(key, how);
+        Ok(Upload {
+            writer: self.uploaded(writer).await?,
+            key: key.to_owned(),
+            replaces: replaces.cloned(),
+            part,
+            pieces: Pieces::default(),
+            _memory: None,
+        })
+    }
+
+    /// Sends the next part of a file, which has `size` bytes.
+    ///
+    /// # Errors
+    /// EAGAIN when the file was made shorter meanwhile, and those of the store.
+    pub(crate) async fn send(&self, upload: &mut Upload, file: &File, size: u64) -> Result<()> {
+        let sent = self.next_part(upload, file, size).await?;
+        sent.map_err(|error| failed(&upload.key, error))
+    }
+
+    async fn next_part(
+        &self,
+        upload: &mut Upload,
+        file: &File,
+        size: u64,
+    ) -> Result<opendal::Result<()>> {
+        let len = upload.part.min(size - upload.pieces.at);
+        let bytes = Buffer::from(upload.pieces.read(file, len)?);
+        Ok(self.uploaded(upload.writer.write(bytes)).await)
+    }
+
+    /// Sends what is left of a file. `None` if the store has another version by then.
+    async fn complete(&self, mut upload: Upload, file: &File, size: u64) -> Result<Option<Stored>> {
+        let done = loop {
+            if upload.pieces.at == size {
+                // Some stores keep the conditions of single requests alone, so the versions are compared once more. A store that
+                // takes no parts shows this very file by now.
+                let same = match self.takes_parts() {
+                    true => self.has(&upload.key, upload.replaces.as_ref()).await,
+                    false => Ok(true),
+                };
+                match same {
+                    Ok(true) => break Ok(Some(self.uploaded(upload.writer.close()).await)),
+                    Ok(false) => break Ok(None),
+                    Err(error) => break Err(error),
+                }
+            }
+            match self.next_part(&mut upload, file, size).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => break Ok(Some(Err(error))),
+                Err(error) => break Err(error),
+            }
+        };
+        match done {
+            Ok(Some(Ok(answer))) => {
+                let Upload { key, pieces, .. } = upload;
+                self.stored(&key, size, pieces, Ok(answer)).await
+            }
+            failed => {
+                let (key, pieces) = (upload.key.clone(), Pieces::default());
+                self.abort(upload).await;
+                match failed? {
+                    Some(answer) => self.stored(&key, size, pieces, answer).await,
+                    None => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// Ends an upload: the parts that the store has by now cost money, and are no object.
+    pub(crate) async fn abort(&self, mut upload: Upload) {
+        if let Err(error) = self.uploaded(upload.writer.abort()).await {
+            let key = &upload.key;
+            tracing::warn!(key, %error, "the store may keep parts of an upload that was given up");
+        }
+    }
+
+    /// What the answer to a put says.
+    async fn stored(
+        &self,
+        key: &str,
+        size: u64,
+        pieces: Pieces,
+        answer: opendal::Result<Metadata>,
+    ) -> Result<Option<Stored>> {
+        let answer = match answer {
             Ok(answer) => answer,
             Err(error) if error.kind() == ErrorKind::ConditionNotMatch => return Ok(None),
             Err(error) => return Err(failed(key, error)),
         };
         let version = self.version_of(key, &answer, size).await?;
-        let sums = pieces.sums;
+        let sums = pieces.sums();
         Ok(Some(Stored { version, sums }))
-    }
-
-    /// Uploads a large file in parts, some of them at a time. Without all of them the store has no object. `None` if the store
-    /// has another version by then.
-    async fn put_parts(
-        &self,
-        key: &str,
-        file: &File,
-        pieces: &mut Pieces,
-        mut how: WriteOptions,
-        replaces: Option<&Version>,
-    ) -> Result<Option<opendal::Result<Metadata>>> {
-        let size = pieces.size;
-        let part = size
-            .div_ceil(MOST_PARTS)
-            .next_multiple_of(1 << 20)
-            .max(PART);
-        how.chunk = usize::try_from(part).ok();
-        how.concurrent = PARTS;
-        let begin = self.uploads.writer_options(key, how);
-        let mut writer = match self.uploaded(begin).await {
-            Ok(writer) => writer,
-            Err(error) => return Ok(Some(Err(error))),
-        };
-        let mut at = 0;
-        let done = loop {
-            if at == size {
-                // Some stores keep the conditions of single requests alone, so the versions are compared once more. A store that
-                // takes no parts shows this very file by now.
-                let of_parts = self.uploads.info().capability().write_multi_min_size;
-                let same = match of_parts {
-                    Some(_) => self.has(key, replaces).await,
-                    None => Ok(true),
-                };
-                match same {
-                    Ok(true) => break Ok(Some(self.uploaded(writer.close()).await)),
-                    Ok(false) => break Ok(None),
-                    Err(error) => break Err(error),
-                }
-            }
-            let len = part.min(size - at);
-            let bytes = match pieces.read(file, at, len) {
-                Ok(bytes) => bytes,
-                Err(error) => break Err(error),
-            };
-            if let Err(error) = self.uploaded(writer.write(bytes)).await {
-                break Ok(Some(Err(error)));
-            }
-            at += len;
-        };
-        if !matches!(done, Ok(Some(Ok(_)))) {
-            // The parts that the store has by now cost money, and are no object.
-            let _ = self.uploaded(writer.abort()).await;
-        }
-        done
     }
 
     /// Lets the store itself compare versions, if it can.
@@ -292,46 +399,80 @@ impl Store {
 }
 
 /// The checksums of a file that is read once from its beginning.
+#[derive(Default)]
 struct Pieces {
-    size: u64,
-    log: u32,
+    /// Bytes that have been read.
     at: u64,
+    /// The checksum of the last block as far as it has been read.
     sum: u32,
-    sums: Vec<u32>,
+    /// The checksums of blocks of [`BLOCK`] bytes.
+    blocks: Vec<u32>,
 }
 
 impl Pieces {
-    fn new(size: u64) -> Self {
-        Self {
-            size,
-            log: piece_log(size),
-            at: 0,
-            sum: 0,
-            sums: Vec::new(),
-        }
-    }
-
     /// Reads the next bytes of the file.
-    fn read(&mut self, file: &File, at: u64, len: u64) -> Result<Buffer> {
-        debug_assert_eq!(at, self.at);
+    fn read(&mut self, file: &File, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, at)
+        file.read_exact_at(&mut bytes, self.at)
             .map_err(|error| match error.kind() {
                 IoErrorKind::UnexpectedEof => Error::from(Errno::AGAIN),
                 _ => error.into(),
             })?;
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let end = ((self.at >> self.log) + 1) << self.log;
-            let end = end.min(self.size);
-            let (piece, others) = rest.split_at(rest.len().min((end - self.at) as usize));
-            self.sum = crc32c::crc32c_append(self.sum, piece);
-            self.at += piece.len() as u64;
+            let left = BLOCK - self.at as usize % BLOCK;
+            let (block, others) = rest.split_at(rest.len().min(left));
+            self.sum = crc32c::crc32c_append(self.sum, block);
+            self.at += block.len() as u64;
             rest = others;
-            if self.at == end {
-                self.sums.push(std::mem::take(&mut self.sum));
+            if block.len() == left {
+                self.blocks.push(std::mem::take(&mut self.sum));
             }
         }
-        Ok(Buffer::from(bytes))
+        Ok(bytes)
+    }
+
+    /// The checksums of the pieces, which a large file has longer ones of.
+    fn sums(mut self) -> Vec<u32> {
+        let last = self.at as usize % BLOCK;
+        if last > 0 {
+            self.blocks.push(self.sum);
+        }
+        let blocks = (1 << piece_log(self.at)) / BLOCK;
+        if blocks == 1 {
+            return self.blocks;
+        }
+        let lens = |n| match n + 1 == self.blocks.len() && last > 0 {
+            true => last,
+            false => BLOCK,
+        };
+        let piece = |n: usize| {
+            let all = n * blocks..self.blocks.len().min((n + 1) * blocks);
+            all.fold(0, |sum, n| {
+                crc32c::crc32c_combine(sum, self.blocks[n], lens(n))
+            })
+        };
+        (0..self.blocks.len().div_ceil(blocks)).map(piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks' checksums make those of longer pieces.
+    #[test]
+    fn sums_of_blocks_make_those_of_pieces() {
+        for size in [0, 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7] {
+            let bytes: Vec<_> = (0..size).map(|n| (n * 7 + n / 251) as u8).collect();
+            let mut file = tempfile::tempfile().unwrap();
+            std::io::Write::write_all(&mut file, &bytes).unwrap();
+            let mut pieces = Pieces::default();
+            for part in bytes.chunks(100_000) {
+                assert_eq!(pieces.read(&file, part.len() as u64).unwrap(), part);
+            }
+            let sums: Vec<_> = bytes.chunks(BLOCK).map(crc32c::crc32c).collect();
+            assert_eq!(pieces.sums(), sums);
+        }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::OptionFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use tokio::sync::{Mutex, RwLock};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, RwLock};
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 
@@ -24,13 +24,15 @@ use crate::object::{Fetch, Object};
 use crate::posix::Posix;
 use crate::store::{Facts, NAME_MAX, Version, is_directory};
 use crate::tree::{self, Known, Tree};
-use crate::upload::{PART, PARTS, Stored, Words};
+use crate::upload::{PART, PARTS, Stored, Upload, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
 const TRIES: usize = 5;
 /// Pauses between puts of a draft that fail.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A change of attributes.
+const NO_BYTES: Range<u64> = 0..0;
 /// Bytes that are taken over from a version at a time.
 const RUN: u64 = 4 << 20;
 /// Characters of a file's name that the name of its conflict keeps, at most.
@@ -88,16 +90,29 @@ impl Writing {
     async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
         let store = &self.fetch.store;
         for _ in 0..TRIES {
-            let before = draft.want()?;
-            if !before.is_dirty() {
+            if !draft.state().is_dirty() {
                 return Ok(());
             }
-            let under_way = draft.file.metadata()?.len().min(PARTS as u64 * PART);
+            let upload = draft.take_upload().await;
+            let before = draft.want()?;
+            let upload = match upload {
+                Some(upload) if before.parts.changed => {
+                    store.abort(upload).await;
+                    None
+                }
+                upload => upload,
+            };
+            // An upload that has begun takes permits for its parts.
+            let under_way = match upload {
+                Some(_) => 0,
+                None => draft.file.metadata()?.len().min(PARTS as u64 * PART),
+            };
             let permits = (under_way.div_ceil(REQUEST) as usize).clamp(1, self.permits);
-            let _permits = self.fetch.permits.acquire_many(permits as u32).await;
+            let permits = self.fetch.permits.acquire_many(permits as u32);
+            let _permits = OptionFuture::from(upload.is_none().then_some(permits)).await;
             let words = self.words(draft, &before)?;
             let (key, replaces) = (&before.key, before.replaces.as_ref());
-            match store.put(key, &draft.file, replaces, words).await {
+            match store.put(key, &draft.file, replaces, words, upload).await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
                 Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
                     // Gone: nothing is overwritten.
@@ -124,6 +139,59 @@ impl Writing {
         }
         let why = format!("object {:?} changed during each put", draft.state().key);
         Err(Error::new(Errno::IO, why))
+    }
+
+    /// Sends parts of a file while programs write it, until there is no next one.
+    fn send_parts(self: &Arc<Self>, draft: &Arc<Draft>) {
+        let memory = match draft.state().parts.is_begun() {
+            true => None,
+            false => match self.memory_of_upload() {
+                Some(memory) => Some(memory),
+                // The put sends all of it.
+                None => return,
+            },
+        };
+        let (this, draft) = (self.clone(), draft.clone());
+        self.fetch.runtime.spawn(async move {
+            let mut upload = draft.upload.lock().await;
+            let sent = this.send_while_written(&draft, &mut upload, memory);
+            if let Err(error) = sent.await {
+                tracing::debug!(%error, "the put sends all parts");
+                draft.state().parts.changed = true;
+            }
+        });
+    }
+
+    /// The permits of an upload that begins before its file is closed. It has them for as long as a program writes, so those of
+    /// another upload are left to puts and reads.
+    fn memory_of_upload(&self) -> Option<OwnedSemaphorePermit> {
+        let each = PARTS * (PART / REQUEST) as usize;
+        let permits = self.fetch.permits.clone();
+        let mut both = permits.try_acquire_many_owned(2 * each as u32).ok()?;
+        both.split(each)
+    }
+
+    async fn send_while_written(
+        &self,
+        draft: &Draft,
+        upload: &mut Option<Upload>,
+        memory: Option<OwnedSemaphorePermit>,
+    ) -> Result<()> {
+        let store = &self.fetch.store;
+        if let Some(memory) = memory {
+            let (key, replaces) = {
+                let state = draft.state();
+                (state.key.clone(), state.replaces.clone())
+            };
+            let begun = store.begin_early(&key, replaces.as_ref(), memory);
+            *upload = Some(begun.await?);
+        }
+        while let Some(upload) = upload
+            && let Some(end) = draft.next_part()
+        {
+            store.send(upload, &draft.file, end).await?;
+        }
+        Ok(())
     }
 
     /// Gives a draft the key of a new object, beside the one of its name.
@@ -154,6 +222,12 @@ impl Writing {
         Ok(Some(posix.words()))
     }
 
+    /// Whether parts of files are sent while programs write them. An object's metadata goes with the first part, and has the time
+    /// of the last write.
+    fn sends_early(&self) -> bool {
+        !self.fetch.store.metadata && self.fetch.store.takes_parts()
+    }
+
     fn stored(&self, draft: &Draft, before: &draft::State, stored: Stored) -> Result<()> {
         self.changed(&before.key, Now::File(stored.version.clone()));
         draft.stored(before, stored.version, stored.sums)
@@ -182,6 +256,14 @@ impl Writing {
         draft.state().removed = true;
         self.drafts.take(key, draft);
         draft.discard();
+        if draft.state().parts.is_begun() {
+            let (store, draft) = (self.fetch.store.clone(), draft.clone());
+            self.fetch.runtime.spawn(async move {
+                if let Some(upload) = draft.take_upload().await {
+                    store.abort(upload).await;
+                }
+            });
+        }
     }
 
     /// Ends a draft whose file no program writes any more, or has a task put it first.
@@ -513,9 +595,10 @@ impl ObjectFs {
 
     pub(crate) async fn truncate(&self, cx: &Context, known: &Arc<Known>, size: u64) -> Result<()> {
         let draft = self.draft(cx, known, size).await?;
-        draft.change()?;
+        let range = size..u64::MAX;
+        draft.change(&range)?;
         draft.file.set_len(size)?;
-        draft.change()
+        draft.change(&range)
     }
 
     pub(crate) async fn write_to(
@@ -526,14 +609,20 @@ impl ObjectFs {
         data: &Payload,
     ) -> Result<usize> {
         let draft = self.draft(cx, known, u64::MAX).await?;
-        draft.change()?;
+        let range = offset..offset.saturating_add(data.len() as u64);
+        draft.change(&range)?;
         let mut written = ops::write_at(&draft.data, data, offset, 0).await;
         if written == Err(Errno::NOSPC) {
             self.fetch.cache.make_room();
             written = ops::write_at(&draft.data, data, offset, 0).await;
         }
-        draft.change()?;
-        Ok(written?)
+        draft.change(&range)?;
+        let written = written?;
+        let writing = self.writing()?;
+        if draft.wrote(&(offset..offset + written as u64)) && writing.sends_early() {
+            writing.send_parts(&draft);
+        }
+        Ok(written)
     }
 
     pub(crate) async fn allocate(
@@ -548,9 +637,11 @@ impl ObjectFs {
             return Err(Errno::BADF.into());
         };
         let draft = self.draft(cx, known, u64::MAX).await?;
-        draft.change()?;
+        // Some modes move what lies behind the range.
+        let changed = range.0..u64::MAX;
+        draft.change(&changed)?;
         let done = ops::fallocate(&draft.data, mode.bits(), range.0, range.1).await;
-        draft.change()?;
+        draft.change(&changed)?;
         Ok(done?)
     }
 
@@ -611,7 +702,7 @@ impl ObjectFs {
         }
         if owners || touched || accessed.is_some() {
             let draft = self.draft(cx, &known, u64::MAX).await?;
-            draft.change()?;
+            draft.change(&NO_BYTES)?;
             if metadata {
                 let posix = &mut draft.state().posix;
                 posix.mode = mode.or(posix.mode).or(Some(now.mode & 0o7777));
@@ -623,7 +714,7 @@ impl ObjectFs {
                 set_modified(&draft, time)?;
             }
             draft.attributes_changed()?;
-            draft.change()?;
+            draft.change(&NO_BYTES)?;
         }
         match writer.is_one_of_several() {
             true => Ok(()),

@@ -417,6 +417,7 @@ fn over_s3() {
     }
     let store = Seaweed::start();
     all(&store);
+    writes::parts_go_while_a_file_is_written(&store);
     writes::two_mounts_append(&store);
     writes::a_large_file_is_not_overwritten(&store);
     metadata::metadata_of_a_real_store(&store);

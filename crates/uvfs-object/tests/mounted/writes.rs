@@ -123,6 +123,79 @@ fn a_large_file_is_stored(store: &impl At) {
     fs::remove_file(served.at("large")).unwrap();
 }
 
+/// Parts of a file go to the store while a program writes it, and the object is what the program left, whatever it did to what
+/// was sent.
+pub fn parts_go_while_a_file_is_written(store: &(impl At + Sync)) {
+    type After = fn(&File, &Path, &mut Vec<u8>);
+    let cases: [(&str, After); 6] = [
+        ("as-written", |_, _, _| {}),
+        ("changed-behind", |file, _, content| {
+            file.write_all_at(b"header", 3).unwrap();
+            content[3..9].copy_from_slice(b"header");
+        }),
+        ("cut", |file, _, content| {
+            file.set_len(9 * MIB as u64).unwrap();
+            content.truncate(9 * MIB);
+        }),
+        ("cut-and-written-again", |file, _, content| {
+            file.set_len(0).unwrap();
+            content.reverse();
+            file.write_all_at(content, 0).unwrap();
+        }),
+        ("extended-by-a-hole", |file, _, content| {
+            file.set_len(50 * MIB as u64).unwrap();
+            content.resize(50 * MIB, 0);
+        }),
+        ("moved", |_, path, _| {
+            fs::rename(path, path.with_extension("new")).unwrap();
+        }),
+    ];
+    let served = writable(&store.uri());
+    for (name, after) in cases {
+        let path = served.at(name);
+        let mut content = bytes(37 * MIB + 5, 6);
+        let mut file = File::create_new(&path).unwrap();
+        let before = counts::count(&served, "store_write_requests");
+        for part in content.chunks(MIB) {
+            file.write_all(part).unwrap();
+        }
+        let begun = Instant::now();
+        while counts::count(&served, "store_write_requests") == before {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{name}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        after(&file, &path, &mut content);
+        close(file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let name = if name == "moved" { "moved.new" } else { name };
+        assert!(stored(store, name) == content, "{name}");
+        assert!(fs::read(served.at(name)).unwrap() == content, "{name}");
+        fs::remove_file(served.at(name)).unwrap();
+    }
+    // A file that is removed meanwhile is not there afterwards.
+    let mut gone = File::create_new(served.at("gone")).unwrap();
+    gone.write_all(&bytes(37 * MIB, 1)).unwrap();
+    fs::remove_file(served.at("gone")).unwrap();
+    close(gone).unwrap();
+    // Files beyond those that may begin early are put as well.
+    let all: Vec<_> = (0..9).map(|n| format!("many-{n}")).collect();
+    let content = bytes(20 * MIB, 2);
+    let files = all
+        .iter()
+        .map(|name| File::create_new(served.at(name)).unwrap());
+    let mut files: Vec<_> = files.collect();
+    for part in content.chunks(MIB) {
+        for file in &mut files {
+            file.write_all(part).unwrap();
+        }
+    }
+    files.into_iter().for_each(|file| close(file).unwrap());
+    let fresh = serve(&store.uri(), |_| {});
+    assert!(!fresh.at("gone").exists());
+    for name in all {
+        assert!(fs::read(fresh.at(&name)).unwrap() == content, "{name}");
+    }
+}
+
 fn names_change(store: &impl At) {
     let served = writable(&store.uri());
     let at = |path: &str| served.at(path);
