@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{FlockOperation, flock, statvfs};
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 use uvfs_server::fs::{Error, ErrorContext, Result};
 
 use crate::map::{self, ENTRIES};
@@ -40,6 +41,8 @@ pub(crate) struct Cache {
     limit: u64,
     /// The files of drafts that earlier mounts left.
     drafts: Vec<PathBuf>,
+    /// A record of a draft has changed.
+    pub(crate) noted: Notify,
     state: Mutex<State>,
 }
 
@@ -87,6 +90,7 @@ impl Cache {
                 _lock: lock,
                 limit,
                 drafts,
+                noted: Notify::new(),
                 state: Mutex::new(state),
             };
             cache.evict();
@@ -179,6 +183,16 @@ impl Cache {
     /// Frees a part of the cache: the disk is full.
     pub(crate) fn make_room(&self) {
         self.free(self.limit / 16);
+    }
+
+    /// Waits until the disk has the names of the cache's files.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        File::open(&self.root)?.sync_all()
+    }
+
+    /// Waits until the disk has all of the cache.
+    pub(crate) fn sync_all(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(File::open(&self.root)?)?)
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -344,7 +358,7 @@ fn found(root: &Path) -> io::Result<(State, Vec<PathBuf>)> {
             Some("data") if !path.with_extension("map").exists() => {
                 let _ = std::fs::remove_file(&path);
             }
-            Some("draft" | "new" | "tmp") => drafts.push(path),
+            Some("draft" | "new" | "kept" | "tmp") => drafts.push(path),
             _ => {}
         }
     }

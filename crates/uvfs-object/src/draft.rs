@@ -2,7 +2,7 @@
 //!
 //! A draft has a data file (`NUMBER.new`) and a record (`NUMBER.draft`), which says what object it is to become, and whether
 //! the store has it already. The record is written before a change is answered, so after kill -9 the next mount goes on
-//! with the draft.
+//! with the draft. A directory that is to be made and a name that is to be removed are drafts, too.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -21,7 +21,7 @@ use uvfs_server::fs::{Errno, Result};
 use crate::cache::{self, Cache, remove};
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
-use crate::store::Version;
+use crate::store::{Version, is_directory};
 use crate::tree::Known;
 use crate::upload::{PART, Upload};
 
@@ -31,6 +31,8 @@ const TAIL: usize = 32;
 const REPLACES: u32 = 1;
 const CLEAN: u32 = 2;
 const WANTED: u32 = 4;
+const GONE: u32 = 8;
+const KEPT: u32 = 16;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
@@ -39,6 +41,8 @@ pub(crate) struct Draft {
     /// The path of its files, without their extensions. `None` for one that no name leads to.
     path: Option<PathBuf>,
     cache: Arc<Cache>,
+    /// A closed file waits on the local disk: see [`Draft::keep`].
+    back: bool,
     pub(crate) file: File,
     /// The same file.
     pub(crate) data: Arc<ops::File>,
@@ -65,6 +69,12 @@ pub(crate) struct State {
     wanted: u64,
     /// The checksums of the pieces that the store has.
     pub(crate) sums: Vec<u32>,
+    /// The later one of two drafts of a key took the place of the other.
+    order: u32,
+    /// `NUMBER.kept` has the contents that a program closed, while another changes them.
+    kept: bool,
+    /// The store's object is to be removed: it has no name any more on this mount.
+    pub(crate) gone: bool,
     /// No name leads to it any more.
     pub(crate) removed: bool,
     /// The key at which another writer was faster. Each close(2) is told, because a child process that closes what it inherited
@@ -122,6 +132,11 @@ impl State {
         self.wanted == self.changes
     }
 
+    /// Whether it is a file, and not a directory that is made or a name that is removed.
+    pub(crate) fn is_file(&self) -> bool {
+        !self.gone && !is_directory(&self.key)
+    }
+
     /// Whether the store has other contents.
     pub(crate) fn is_dirty(&self) -> bool {
         self.changes != self.stored && !self.removed
@@ -131,6 +146,7 @@ impl State {
 impl Draft {
     fn open(
         cache: Arc<Cache>,
+        back: bool,
         path: Option<PathBuf>,
         file: File,
         state: State,
@@ -139,6 +155,7 @@ impl Draft {
         Ok(Self {
             path,
             cache,
+            back,
             file,
             data: Arc::new(data),
             state: Mutex::new(state),
@@ -163,11 +180,39 @@ impl Draft {
         let mut state = self.state();
         state.parts.change(range);
         let is_noted = state.changes != state.stored && !state.is_wanted();
+        let is_closed = state.is_wanted() && state.is_dirty();
+        if is_closed && !range.is_empty() && self.back {
+            self.keep()?;
+            state.kept = true;
+        }
         state.changes += 1;
+        // Attributes are what a program asked for at once.
+        if is_closed && range.is_empty() {
+            state.wanted += 1;
+        }
         match is_noted {
             true => Ok(()),
             false => self.note(&state).inspect_err(|_| state.changes -= 1),
         }
+    }
+
+    /// Keeps what a program closed and the store does not have, before another program changes it: if that one is interrupted,
+    /// this is what the file is.
+    fn keep(&self) -> Result<()> {
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        let (new, kept) = (path.with_extension("tmp"), path.with_extension("kept"));
+        let copy = || {
+            let to = File::create(&new)?;
+            match rustix::fs::ioctl_ficlone(&to, &self.file) {
+                Ok(()) => Ok(()),
+                Err(_) => std::fs::copy(path.with_extension("new"), &new).map(drop),
+            }
+        };
+        let copied = self.cache.with_room(copy);
+        copied.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
+        Ok(std::fs::rename(new, kept)?)
     }
 
     /// Notes that a program wrote a range of bytes. Whether a part is to be sent, and no task is at it.
@@ -199,7 +244,11 @@ impl Draft {
         let mut state = self.state();
         if !state.is_wanted() && state.is_dirty() {
             state.wanted = state.changes;
+            let kept = std::mem::take(&mut state.kept);
             self.note(&state)?;
+            if let Some(path) = self.path.as_ref().filter(|_| kept) {
+                cache::remove_or_warn(&path.with_extension("kept"));
+            }
         }
         Ok(state.clone())
     }
@@ -211,6 +260,29 @@ impl Draft {
         state.replaces = Some(version);
         state.sums = sums;
         self.note(&state)
+    }
+
+    /// Notes that the store has the directory that was made, or no longer the name that was removed.
+    pub(crate) fn done(&self, before: &State) -> Result<()> {
+        let mut state = self.state();
+        state.stored = before.changes;
+        state.replaces = None;
+        self.note(&state)
+    }
+
+    /// Waits until the local disk has the file and its record.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()?;
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        match File::open(path.with_extension("draft")) {
+            Ok(record) => record.sync_all()?,
+            // It has ended meanwhile: the store has it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        self.cache.sync()
     }
 
     /// Moves the time of its last change, as a change of attributes does.
@@ -227,7 +299,9 @@ impl Draft {
         let (new, place) = (path.with_extension("tmp"), path.with_extension("draft"));
         let written = self.cache.with_room(|| std::fs::write(&new, &record));
         written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        Ok(std::fs::rename(new, place)?)
+        std::fs::rename(new, place)?;
+        self.cache.noted.notify_one();
+        Ok(())
     }
 
     /// Removes the record and, if it is still there, the data file. What is open stays readable.
@@ -235,7 +309,7 @@ impl Draft {
         let Some(path) = &self.path else {
             return;
         };
-        for extension in ["draft", "new"] {
+        for extension in ["draft", "new", "kept"] {
             cache::remove_or_warn(&path.with_extension(extension));
         }
     }
@@ -244,14 +318,15 @@ impl Draft {
 /// All drafts, by their keys.
 pub(crate) struct Drafts {
     cache: Arc<Cache>,
+    back: bool,
     next: AtomicU64,
     all: Mutex<BTreeMap<String, Arc<Draft>>>,
 }
 
 impl Drafts {
     /// Takes over what earlier mounts left in a cache, and removes what no program was told of.
-    pub(crate) fn open(cache: Arc<Cache>) -> io::Result<Self> {
-        let (mut all, mut next) = (BTreeMap::new(), 0);
+    pub(crate) fn open(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
+        let (mut all, mut next) = (BTreeMap::<String, Arc<Draft>>::new(), 0);
         for path in cache.drafts() {
             let number = path.file_stem().and_then(|stem| stem.to_str());
             let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
@@ -262,26 +337,42 @@ impl Drafts {
             next = next.max(number + 1);
             match extension {
                 "draft" => {
-                    if let Some(draft) = found(&cache, path)? {
-                        let key = draft.state().key.clone();
-                        all.insert(key, Arc::new(draft));
+                    let Some(draft) = found(&cache, back, path)? else {
+                        continue;
+                    };
+                    let (key, order) = {
+                        let state = draft.state();
+                        (state.key.clone(), state.order)
+                    };
+                    next = next.max(u64::from(order) + 1);
+                    let one = Arc::new(draft);
+                    let two = match all.remove(&key) {
+                        Some(had) if had.state().order > order => {
+                            all.insert(key, had).or(Some(one))
+                        }
+                        had => all.insert(key, one).or(had),
+                    };
+                    if let Some(overtaken) = two {
+                        overtaken.discard();
                     }
                 }
-                "new" if !path.with_extension("draft").exists() => remove(path)?,
+                "new" | "kept" if !path.with_extension("draft").exists() => remove(path)?,
                 "tmp" => remove(path)?,
                 _ => {}
             }
         }
         Ok(Self {
             cache,
+            back,
             next: AtomicU64::new(next),
             all: Mutex::new(all),
         })
     }
 
     /// Begins an empty draft. One that no name leads to has no record.
-    pub(crate) fn begin(&self, state: State) -> Result<Arc<Draft>> {
+    pub(crate) fn begin(&self, mut state: State) -> Result<Arc<Draft>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
+        state.order = number as u32;
         let (cache, path) = (
             self.cache.clone(),
             self.cache.root().join(format!("{number:016x}")),
@@ -292,9 +383,9 @@ impl Drafts {
         let file = how.open(&new)?;
         if state.removed {
             std::fs::remove_file(&new)?;
-            return Ok(Arc::new(Draft::open(cache, None, file, state)?));
+            return Ok(Arc::new(Draft::open(cache, self.back, None, file, state)?));
         }
-        let draft = Draft::open(cache, Some(path), file, state)?;
+        let draft = Draft::open(cache, self.back, Some(path), file, state)?;
         let noted = draft.note(&draft.state());
         noted.inspect_err(|_| draft.discard())?;
         Ok(Arc::new(draft))
@@ -302,6 +393,16 @@ impl Drafts {
 
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Draft>> {
         self.all().get(key).cloned()
+    }
+
+    /// The draft of a file.
+    pub(crate) fn file(&self, key: &str) -> Option<Arc<Draft>> {
+        self.get(key).filter(|draft| draft.state().is_file())
+    }
+
+    /// The removal of a name that the store does not have yet.
+    pub(crate) fn removal(&self, key: &str) -> Option<Arc<Draft>> {
+        self.get(key).filter(|draft| draft.state().gone)
     }
 
     pub(crate) fn insert(&self, draft: Arc<Draft>) {
@@ -324,6 +425,7 @@ impl Drafts {
         self.take(&state.key, draft);
         self.all().insert(key.to_owned(), draft.clone());
         key.clone_into(&mut state.key);
+        state.order = self.next.fetch_add(1, Ordering::Relaxed) as u32;
         state.replaces = replaces;
         draft.note(&state)?;
         Ok(true)
@@ -335,6 +437,10 @@ impl Drafts {
         if all.get(key).is_some_and(|had| Arc::ptr_eq(had, draft)) {
             all.remove(key);
         }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all().len()
     }
 
     /// The drafts whose keys begin so.
@@ -364,29 +470,49 @@ pub(crate) fn warn_of(cache: &Cache) {
     }
 }
 
+/// Keeps a data file that is to become no object, and says where it is.
+fn set_aside(data: &Path) -> io::Result<String> {
+    let lost = data.with_extension("lost");
+    match std::fs::rename(data, &lost) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(format!("what was written is in {}", lost.display())),
+    }
+}
+
 /// The draft of a record; `None` for one that the store has.
-fn found(cache: &Arc<Cache>, record: &Path) -> io::Result<Option<Draft>> {
+fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Draft>> {
     let path = record.with_extension("");
     let data = record.with_extension("new");
-    let Some(state) = parse(&std::fs::read(record)?) else {
+    let Some(mut state) = parse(&std::fs::read(record)?) else {
         // A record is written in one step, so the disk has damaged it.
-        let lost = record.with_extension("lost");
-        match std::fs::rename(&data, &lost) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let (place, lost) = (record.display(), lost.display());
-        tracing::error!("{place} is no record: what was written is in {lost}");
+        let lost = set_aside(&data)?;
+        tracing::error!("{} is no record: {lost}", record.display());
         remove(record)?;
         return Ok(None);
     };
+    let kept = record.with_extension("kept");
+    match state.kept {
+        true => {
+            if kept.exists() {
+                let (key, lost) = (&state.key, set_aside(&data)?);
+                tracing::warn!("the server ended while {key:?} was written anew: {lost}");
+                std::fs::rename(&kept, &data)?;
+            }
+            (state.kept, state.wanted) = (false, state.changes);
+        }
+        false => remove(&kept)?,
+    }
     let file = OpenOptions::new().read(true).write(true).open(&data);
     let file = match file {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         file => Some(file?),
     };
     match file.filter(|_| state.is_dirty()) {
-        Some(file) => Draft::open(cache.clone(), Some(path), file, state).map(Some),
+        Some(file) => {
+            let draft = Draft::open(cache.clone(), back, Some(path), file, state)?;
+            draft.note(&draft.state())?;
+            Ok(Some(draft))
+        }
         None => {
             remove(record)?;
             remove(&data)?;
@@ -404,12 +530,24 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         changes,
         stored: 0,
         wanted: 0,
+        order: 0,
+        kept: false,
         sums: Vec::new(),
+        gone: false,
         removed: false,
         overtaken: None,
         ended: false,
         node: Weak::new(),
         parts: Parts::default(),
+    }
+}
+
+/// A name that the store is to get or to lose: of a directory that is made, or of what is removed.
+pub(crate) fn change_of_name(key: &str, replaces: Option<Version>, gone: bool) -> State {
+    State {
+        wanted: 1,
+        gone,
+        ..state(key, replaces, Posix::default(), 1)
     }
 }
 
@@ -419,7 +557,9 @@ fn record(state: &State) -> Option<Vec<u8>> {
     let flag = |is, flag| if is { flag } else { 0 };
     let flags = flag(replaces.is_some(), REPLACES)
         | flag(!state.is_dirty(), CLEAN)
-        | flag(state.is_wanted(), WANTED);
+        | flag(state.is_wanted(), WANTED)
+        | flag(state.gone, GONE)
+        | flag(state.kept, KEPT);
     let (kind, rdev) = match state.posix.special {
         Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
         None => (0, 0),
@@ -432,7 +572,7 @@ fn record(state: &State) -> Option<Vec<u8>> {
         attribute(state.posix.gid),
         kind,
         rdev,
-        0,
+        state.order,
     ];
     let tail: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     let mut all = map::header(&state.key, &replaces.unwrap_or_default())?;
@@ -468,6 +608,9 @@ fn parse(record: &[u8]) -> Option<State> {
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
     Some(State {
+        order: word(6),
+        gone: flags & GONE != 0,
+        kept: flags & KEPT != 0,
         wanted: if flags & WANTED != 0 { changes } else { 0 },
         ..state(&key, replaces, posix, changes)
     })

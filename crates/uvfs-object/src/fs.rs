@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,16 +20,16 @@ use uvfs_server::fs::*;
 use uvfs_server::interrupt::until_killed;
 use uvfs_server::{DEPTH, FileSystem};
 
-use crate::Options;
 use crate::cache::Cache;
 use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
-use crate::store::{self, Facts, Listed, Store, Version};
+use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
 use crate::window::Window;
 use crate::write::{There, Writing};
+use crate::{Options, Writes};
 
 /// How long the kernel may keep names and attributes, at least.
 const TTL: Duration = Duration::from_secs(1);
@@ -117,7 +117,7 @@ impl ObjectFs {
         let runtime = runtime()?;
         let answer = runtime.block_on(async {
             store.holds("").await?;
-            if options.writes {
+            if options.writes != Writes::No {
                 store.puts = store.probe().await?;
             }
             Ok::<_, Error>(())
@@ -133,13 +133,16 @@ impl ObjectFs {
             permits: Arc::new(Semaphore::new(permits)),
         };
         let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
-        let writing = match options.writes {
+        let writing = match options.writes != Writes::No {
             true => Some(Arc::new(Writing {
                 fetch: fetch.clone(),
                 tree: tree.clone(),
                 listings: Arc::clone(&listings),
-                drafts: Drafts::open(fetch.cache.clone())?,
+                drafts: Drafts::open(fetch.cache.clone(), options.writes == Writes::Back)?,
                 permits,
+                back: options.writes == Writes::Back,
+                local_fsync: options.local_fsync,
+                turns: Semaphore::new(options.requests.max(1)),
                 moving: RwLock::default(),
             })),
             false => {
@@ -157,7 +160,7 @@ impl ObjectFs {
             open: Mutex::default(),
             session: OnceLock::new(),
             // The kernel would write to a backing file without a word.
-            no_backing: AtomicBool::new(!options.backing_files || options.writes),
+            no_backing: AtomicBool::new(!options.backing_files || options.writes != Writes::No),
             options,
             begun: timespec(SystemTime::now()),
         })
@@ -249,6 +252,12 @@ impl ObjectFs {
     /// Asks the store for a listing, and keeps it. `None` if it has more than `most` names.
     async fn list(&self, cx: &Context, known: &Known, most: usize) -> Result<Option<Arc<Listing>>> {
         let (store, begun, key) = (self.fetch.store.clone(), Instant::now(), known.key());
+        // A store need not know a directory that is only on its way there.
+        if let Some(writing) = &self.writing
+            && writing.is_new(&key)
+        {
+            return Ok(Some(Arc::new(Listing::new(&key, Vec::new(), begun))));
+        }
         let directory = key.clone();
         let names = self.ask(cx, async move { store.list(&directory, most).await });
         let listing = names
@@ -256,28 +265,6 @@ impl ObjectFs {
             .map(|names| Arc::new(Listing::new(&key, names, begun)));
         self.listings.keep(&key, listing.clone());
         Ok(listing)
-    }
-
-    /// A listing with the files that the store does not have yet.
-    fn with_drafts(&self, known: &Known, list: Arc<Listing>) -> Arc<Listing> {
-        let Some(writing) = &self.writing else {
-            return list;
-        };
-        let directory = known.key();
-        let below = writing.drafts.below(&directory).into_iter();
-        let names = below.map(|(key, _)| key[directory.len()..].to_owned());
-        let names = names.filter(|name| !name.contains('/'));
-        let version = Some(Version::default());
-        let new: Vec<_> = names
-            .map(|name| Listed {
-                name,
-                version: version.clone(),
-            })
-            .collect();
-        match new.is_empty() {
-            true => list,
-            false => Arc::new(list.and(&directory, new)),
-        }
     }
 
     /// Fetches the small files that a program which walks through a directory opens next.
@@ -637,6 +624,9 @@ impl FileSystem for ObjectFs {
             // The kernel truncates after it has opened, because only it knows whether a program runs from the file.
             config.wanted -= InitFlags::ATOMIC_O_TRUNC;
             writing.resume();
+            if writing.back {
+                writing.commit_each_second();
+            }
         }
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
@@ -677,10 +667,10 @@ impl FileSystem for ObjectFs {
             return;
         };
         let all = writing.clone();
-        let limit = self.options.timeout;
-        let put = async move { tokio::time::timeout(limit, all.put_all()).await };
-        if runtime.block_on(put).is_err() {
-            tracing::error!("not all that was written is in the store: the next mount goes on");
+        let patience = self.options.timeout;
+        let left = runtime.block_on(async move { all.put_all(patience).await });
+        if left > 0 {
+            tracing::error!("{left} changes are not in the store: the next mount goes on");
         }
     }
 
@@ -727,7 +717,18 @@ impl FileSystem for ObjectFs {
 
     async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
         let known = self.known(node)?;
-        let version = known.state().version.clone().ok_or(Errno::INVAL)?;
+        let (version, draft) = {
+            let state = known.state();
+            (
+                state.version.clone().ok_or(Errno::INVAL)?,
+                state.draft.clone(),
+            )
+        };
+        if let Some(draft) = draft {
+            let mut target = vec![0; draft.file.metadata()?.len().min(TARGET_MAX) as usize];
+            draft.file.read_exact_at(&mut target, 0)?;
+            return Ok(target);
+        }
         let key = known.key();
         if version.size > TARGET_MAX {
             let why = format!("object {key:?} is too long for a symbolic link");
@@ -824,11 +825,11 @@ impl FileSystem for ObjectFs {
     }
 
     async fn flush(&self, cx: &Context, _: Node, fh: Handle, _: LockOwner) -> Result<()> {
-        self.sync(cx, fh).await
+        self.sync(cx, fh, false).await
     }
 
     async fn fsync(&self, cx: &Context, _: Node, fh: Handle, _: bool) -> Result<()> {
-        self.sync(cx, fh).await
+        self.sync(cx, fh, true).await
     }
 
     /// A name is in the store when the call that made it returns, but for one of a new file, which is when that is closed.
@@ -861,7 +862,7 @@ impl FileSystem for ObjectFs {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        let known = self.make_file(parent, name, posix_of(cx, new)).await?;
+        let known = self.make_file(cx, parent, name, posix_of(cx, new)).await?;
         let entry = self.entry(&known);
         let opened = self.open_file(known.clone(), how.flags, how.origin);
         let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
@@ -954,14 +955,18 @@ impl FileSystem for ObjectFs {
         let list = match had {
             Some(list) => list,
             None => {
-                let list = match self.listings.fresh(&known.key(), self.options.ttl) {
+                let key = known.key();
+                let list = match self.listings.fresh(&key, self.options.ttl) {
                     Some(list) => list,
                     None => {
                         let all = self.list(cx, &known, usize::MAX).await?;
                         all.expect("no listing has more names")
                     }
                 };
-                let list = self.with_drafts(&known, list);
+                let list = match &self.writing {
+                    Some(writing) => writing.as_changed(&key, list),
+                    None => list,
+                };
                 *uvfs_sys::lock(listing) = Some(list.clone());
                 list
             }
@@ -1022,7 +1027,7 @@ impl FileSystem for ObjectFs {
                     None => break,
                 },
             };
-            let written = self.writing.as_ref().and_then(|all| all.drafts.get(&key));
+            let written = self.writing.as_ref().and_then(|all| all.drafts.file(&key));
             let written = written.filter(|_| plus && sink.fits(listed.name.len()));
             let written = written.and_then(|draft| self.tree.drafted(&key, &draft));
             let added = match facts {

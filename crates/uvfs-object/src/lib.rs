@@ -64,8 +64,10 @@ pub struct Options {
     /// Types, modes, owners and times come from the objects' user metadata where they have it. Listings do not carry it, so
     /// each name whose attributes a program asks for costs a request.
     pub metadata: bool,
-    /// Programs may change files. close(2) and fsync(2) return when the store has what was written.
-    pub writes: bool,
+    /// Whether programs may change files, and what they are told.
+    pub writes: Writes,
+    /// fsync(2) waits for the local disk alone, with [`Writes::Back`].
+    pub local_fsync: bool,
     /// Owner of files whose metadata names none.
     pub uid: u32,
     /// Group of files whose metadata names none.
@@ -74,6 +76,19 @@ pub struct Options {
     pub file_mode: u32,
     /// Permission bits of directories whose metadata has none.
     pub dir_mode: u32,
+}
+
+/// What a program's change waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Writes {
+    /// The mount is read-only.
+    #[default]
+    No,
+    /// close(2), fsync(2) and changes of names return when the store has what was changed, and say what it answered.
+    Close,
+    /// Changes wait for the local disk, and the store gets them afterwards. fsync(2) waits for the store.
+    Back,
 }
 
 impl Default for Options {
@@ -87,7 +102,8 @@ impl Default for Options {
             memory: 128 << 20,
             backing_files: true,
             metadata: false,
-            writes: false,
+            writes: Writes::No,
+            local_fsync: false,
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             file_mode: 0o644,

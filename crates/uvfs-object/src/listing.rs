@@ -74,7 +74,7 @@ impl Listing {
     }
 
     /// The same with changes.
-    fn with(&self, directory: &str, changes: BTreeMap<String, Now>) -> Self {
+    pub(crate) fn with(&self, directory: &str, changes: BTreeMap<String, Now>) -> Self {
         let kept = self.names.iter();
         let kept = kept.filter(|listed| !changes.contains_key(&listed.name));
         let mut names: Vec<_> = kept.cloned().collect();
@@ -87,12 +87,8 @@ impl Listing {
         Self::new(directory, names, self.begun)
     }
 
-    /// The same with more names, where it does not have them.
-    pub(crate) fn and(&self, directory: &str, more: Vec<Listed>) -> Self {
-        let more = more.into_iter();
-        let more = more.filter(|listed| self.find(&listed.name).is_none());
-        let names = self.names.iter().cloned().chain(more).collect();
-        Self::new(directory, names, self.begun)
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
     }
 
     fn find(&self, name: &str) -> Option<usize> {

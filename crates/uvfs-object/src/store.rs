@@ -14,10 +14,10 @@ use rustix::io::Errno;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uvfs_server::fs::{Error, Result};
 
-use crate::Options;
 use crate::counters::{Counted, Counters};
 use crate::posix::Posix;
 use crate::upload::{Conditions, PART, PARTS};
+use crate::{Options, Writes};
 
 /// The longest name of a file in bytes, as in most file systems.
 pub(crate) const NAME_MAX: usize = 255;
@@ -221,7 +221,7 @@ impl Store {
             let bare = Operator::from_parts(base.clone(), service.clone());
             patient(bare, attempt)
         };
-        let markers = (options.metadata || options.writes).then(bare);
+        let markers = (options.metadata || options.writes != Writes::No).then(bare);
         let uploads = patient(operator.clone(), attempt + UPLOAD);
         let operator = patient(operator, attempt);
         let info = operator.info();

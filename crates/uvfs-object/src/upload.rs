@@ -264,7 +264,7 @@ impl Store {
     }
 
     /// Whether the store has this version, or no object.
-    async fn has(&self, key: &str, version: Option<&Version>) -> Result<bool> {
+    pub(crate) async fn has(&self, key: &str, version: Option<&Version>) -> Result<bool> {
         let now = self.stat(key).await?.and_then(|facts| facts.version);
         Ok(match (now, version) {
             (None, None) => true,
@@ -330,9 +330,12 @@ impl Store {
         made.map_err(|error| failed(key, error))
     }
 
-    /// Whether a directory has a marker.
-    pub(crate) async fn is_marked(&self, key: &str) -> Result<bool> {
-        Ok(self.stat(key).await?.is_some())
+    /// Puts the marker of a directory that has none. The root needs none.
+    pub(crate) async fn mark(&self, key: &str) -> Result<()> {
+        match key.is_empty() || self.stat(key).await?.is_some() {
+            true => Ok(()),
+            false => self.make_directory(key).await,
+        }
     }
 
     /// The keys of all objects and markers below a directory.

@@ -3,7 +3,7 @@
 //! The server writes a program's changes to a draft (`draft.rs`). close(2), fsync(2) and changes without an open file return
 //! when the store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::OptionFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, RwLock};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, RwLock, Semaphore};
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft, Drafts};
 use crate::fs::{ObjectFs, Open, REQUEST, child, split, times};
-use crate::listing::{Listings, Now};
+use crate::listing::{Listing, Listings, Now};
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
 use crate::store::{Facts, NAME_MAX, Version, is_directory};
@@ -31,6 +31,8 @@ const TRIES: usize = 5;
 /// Pauses between puts of a draft that fail.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long a change waits with others, for the disk and for the store.
+const COMMIT: Duration = Duration::from_secs(1);
 /// A change of attributes.
 const NO_BYTES: Range<u64> = 0..0;
 /// Bytes that are taken over from a version at a time.
@@ -46,6 +48,11 @@ pub(crate) struct Writing {
     pub(crate) drafts: Drafts,
     /// As many as [`Fetch::permits`] has.
     pub(crate) permits: usize,
+    /// Programs' changes wait for the local disk alone; fsync(2) does if the other is set as well.
+    pub(crate) back: bool,
+    pub(crate) local_fsync: bool,
+    /// Changes that tasks bring to the store at a time.
+    pub(crate) turns: Semaphore,
     /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
     /// [`Draft::order`].
     pub(crate) moving: RwLock<()>,
@@ -90,11 +97,16 @@ impl Writing {
     async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
         let store = &self.fetch.store;
         for _ in 0..TRIES {
-            if !draft.state().is_dirty() {
-                return Ok(());
-            }
+            let key = match draft.state() {
+                state if state.is_dirty() => state.key.clone(),
+                _ => return Ok(()),
+            };
+            self.make_parents(&key).await?;
             let upload = draft.take_upload().await;
             let before = draft.want()?;
+            if !before.is_file() {
+                return self.change_name(draft, &before).await;
+            }
             let upload = match upload {
                 Some(upload) if before.parts.changed => {
                     store.abort(upload).await;
@@ -139,6 +151,104 @@ impl Writing {
         }
         let why = format!("object {:?} changed during each put", draft.state().key);
         Err(Error::new(Errno::IO, why))
+    }
+
+    /// Makes a directory, or removes a name.
+    async fn change_name(&self, draft: &Draft, before: &draft::State) -> Result<()> {
+        let (store, key) = (&self.fetch.store, &before.key);
+        match before.gone {
+            false => store.make_directory(key).await?,
+            true if is_directory(key) && self.drafts.below(key).len() > 1 => {
+                let why = format!("{key:?} is removed when the names in it are");
+                return Err(Error::new(Errno::BUSY, why));
+            }
+            true => {
+                // Another writer's version stays.
+                let same = match &before.replaces {
+                    Some(version) => store.has(key, Some(version)).await?,
+                    None => true,
+                };
+                if same {
+                    self.keep_parent(key).await?;
+                    store.remove(key).await?;
+                    self.changed(key, Now::Gone);
+                } else {
+                    tracing::info!(key, "another writer has changed it: it is not removed");
+                    self.listings.forget(split(key).0);
+                }
+            }
+        }
+        draft.done(before)
+    }
+
+    /// Makes the directories that lead to a name, and that the store does not have yet: while it has not, nothing is in them.
+    async fn make_parents(&self, key: &str) -> Result<()> {
+        for (slash, _) in key.trim_end_matches('/').match_indices('/') {
+            let directory = &key[..=slash];
+            let Some(made) = self.drafts.get(directory) else {
+                continue;
+            };
+            let _order = made.order.lock().await;
+            let before = made.state().clone();
+            if before.is_dirty() && !before.gone {
+                self.change_name(&made, &before).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the directory of a name is still there without it.
+    async fn keep_parent(&self, key: &str) -> Result<()> {
+        let (parent, _) = split(key.trim_end_matches('/'));
+        match self.tree.at(parent) {
+            // It gets a marker, or is to go.
+            _ if self.drafts.get(parent).is_some() => Ok(()),
+            Some(known) => self.keep_directory(&known).await,
+            None => self.fetch.store.mark(parent).await,
+        }
+    }
+
+    /// Brings what was changed below a directory to the store. The caller holds [`Writing::moving`].
+    async fn put_below(&self, directory: &str) -> Result<()> {
+        // The deepest first.
+        for (_, draft) in self.drafts.below(directory).into_iter().rev() {
+            self.put_now(&draft).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_now(&self, draft: &Arc<Draft>) -> Result<()> {
+        let order = draft.order.lock().await;
+        self.put_in_order(draft).await?;
+        drop(order);
+        self.finish(draft);
+        Ok(())
+    }
+
+    /// Notes a name that the store is to get or to lose, and has a task tell the store.
+    fn later(self: &Arc<Self>, state: draft::State) -> Result<()> {
+        let draft = self.drafts.begin(state)?;
+        self.drafts.insert(draft.clone());
+        self.settle(&draft);
+        Ok(())
+    }
+
+    /// Has the disk get what was noted, within a second.
+    pub(crate) fn commit_each_second(self: &Arc<Self>) {
+        let cache = self.fetch.cache.clone();
+        let runtime = self.fetch.runtime.clone();
+        self.fetch.runtime.spawn(async move {
+            loop {
+                cache.noted.notified().await;
+                tokio::time::sleep(COMMIT).await;
+                let cache = cache.clone();
+                match runtime.spawn_blocking(move || cache.sync_all()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!(%error, "the cache's disk keeps nothing"),
+                    Err(_) => return,
+                }
+            }
+        });
     }
 
     /// Sends parts of a file while programs write it, until there is no next one.
@@ -233,6 +343,26 @@ impl Writing {
         draft.stored(before, stored.version, stored.sums)
     }
 
+    /// What programs made of a name, if the store does not have that yet.
+    fn changed_to(&self, key: &str) -> Option<Option<There>> {
+        let mut gone = None;
+        for key in [key, &format!("{key}/")] {
+            let Some(draft) = self.drafts.get(key) else {
+                continue;
+            };
+            let (is_gone, is_file) = {
+                let state = draft.state();
+                (state.gone, state.is_file())
+            };
+            match is_file {
+                _ if is_gone => gone = Some(None),
+                true => return Some(Some(There::Draft(draft))),
+                false => return Some(Some(There::Facts(Facts::default()))),
+            }
+        }
+        gone
+    }
+
     /// Notes what a name is from now on.
     fn changed(&self, key: &str, now: Now) {
         let (directory, name) = split(key.trim_end_matches('/'));
@@ -273,17 +403,27 @@ impl Writing {
         }
         let (this, draft) = (self.clone(), draft.clone());
         self.fetch.runtime.spawn(async move {
+            if this.back {
+                // Many a file gets another name, or is removed, soon after it was closed.
+                tokio::time::sleep(COMMIT).await;
+            }
             let mut pause = FIRST_PAUSE;
             loop {
+                let turn = this.turns.acquire().await;
                 let put = this.put(&draft).await;
+                drop(turn);
                 draft.settling.store(false, Ordering::Release);
                 if this.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
                     return;
                 }
-                if let Err(error) = put {
-                    tracing::warn!("{error}: the next attempt is in {pause:?}");
-                    tokio::time::sleep(pause).await;
-                    pause = (2 * pause).min(LONGEST_PAUSE);
+                match put {
+                    Ok(()) => {}
+                    Err(error) if error == Errno::BUSY => tokio::time::sleep(FIRST_PAUSE).await,
+                    Err(error) => {
+                        tracing::warn!("{error}: the next attempt is in {pause:?}");
+                        tokio::time::sleep(pause).await;
+                        pause = (2 * pause).min(LONGEST_PAUSE);
+                    }
                 }
             }
         });
@@ -309,7 +449,14 @@ impl Writing {
             let is_used = |known: &MutexGuard<'_, tree::State>| {
                 known.writers > 0 || state.removed && known.is_open()
             };
-            if known.as_ref().is_some_and(is_used) || state.ended {
+            if state.ended {
+                return true;
+            }
+            // A program closed it, although another may have it open.
+            if state.is_dirty() && state.is_wanted() {
+                return false;
+            }
+            if known.as_ref().is_some_and(is_used) {
                 return true;
             }
             if state.is_dirty() {
@@ -328,7 +475,7 @@ impl Writing {
                 }
             }
             let taken = match (draft.path(), &state.replaces) {
-                (Some(path), Some(version)) if !state.removed => {
+                (Some(path), Some(version)) if !state.removed && state.is_file() => {
                     let cache = &self.fetch.cache;
                     cache.adopt(&path, &state.key, version, &state.sums)
                 }
@@ -359,30 +506,99 @@ impl Writing {
         }
     }
 
-    /// Waits until the store has all drafts. Says how many it does not have.
-    pub(crate) async fn put_all(&self) -> usize {
-        let drafts = self.drafts.below("");
-        let mut left = 0;
-        for (key, draft) in drafts {
-            if let Err(error) = self.put(&draft).await {
-                tracing::error!("{error}: {key:?} stays in the cache, and the next mount puts it");
-                left += 1;
-            } else {
-                self.finish(&draft);
+    /// Waits until the store has all drafts, for as long as it takes one within `patience`. Says how many it does not have.
+    pub(crate) async fn put_all(&self, patience: Duration) -> usize {
+        loop {
+            let drafts = self.drafts.below("");
+            let before = drafts.len();
+            let puts = drafts.into_iter().map(|(key, draft)| async move {
+                let _turn = self.turns.acquire().await;
+                match self.put(&draft).await {
+                    Ok(()) => {
+                        self.finish(&draft);
+                    }
+                    // The next round has its turn.
+                    Err(error) if error == Errno::BUSY => {}
+                    Err(error) => tracing::error!("{error}: {key:?} is not in the store"),
+                }
+            });
+            let mut puts = stream::iter(puts).buffer_unordered(self.permits);
+            while let Ok(Some(())) = tokio::time::timeout(patience, puts.next()).await {}
+            drop(puts);
+            let left = self.drafts.len();
+            if left == 0 || left >= before {
+                return left;
             }
         }
-        left
+    }
+
+    /// Whether a directory was made, and the store does not have it yet.
+    pub(crate) fn is_new(&self, directory: &str) -> bool {
+        let made = self.drafts.get(directory);
+        made.is_some_and(|made| {
+            let state = made.state();
+            !state.gone && state.is_dirty()
+        })
+    }
+
+    /// Whether nothing is in a directory, as programs see it.
+    async fn is_empty(&self, directory: &str) -> Result<bool> {
+        let mut removals = 0;
+        for (key, draft) in self.drafts.below(directory) {
+            match draft.state().gone {
+                true => removals += 1,
+                false if key == directory => {}
+                false => return Ok(false),
+            }
+        }
+        if self.is_new(directory) {
+            return Ok(true);
+        }
+        let most = if removals > 0 { usize::MAX } else { 0 };
+        let Some(listed) = self.fetch.store.list(directory, most).await? else {
+            return Ok(false);
+        };
+        Ok(listed.iter().all(|one| {
+            let end = if one.version.is_some() { "" } else { "/" };
+            let key = format!("{directory}{}{end}", one.name);
+            self.drafts.removal(&key).is_some()
+        }))
+    }
+
+    /// A directory's listing as programs see it.
+    pub(crate) fn as_changed(&self, directory: &str, list: Arc<Listing>) -> Arc<Listing> {
+        let mut changes = BTreeMap::new();
+        for (key, draft) in self.drafts.below(directory) {
+            let name = &key[directory.len()..];
+            let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
+            if name.is_empty() || end.len() > 1 {
+                continue;
+            }
+            let now = match (draft.state().gone, end) {
+                (true, _) => Now::Gone,
+                (false, "") if list.has(name) => continue,
+                (false, "") => Now::File(Version::default()),
+                (false, _) => Now::Directory,
+            };
+            match now {
+                // A file may have taken the directory's place, or the other way round.
+                Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
+                now => drop(changes.insert(name.to_owned(), now)),
+            }
+        }
+        match changes.is_empty() {
+            true => list,
+            false => Arc::new(list.with(directory, changes)),
+        }
     }
 
     /// Makes sure that a directory is still there when its last file is gone.
     async fn keep_directory(&self, directory: &Known) -> Result<()> {
         let key = directory.key();
-        if key.is_empty() || directory.state().marked {
+        if directory.state().marked {
             return Ok(());
         }
-        if !self.fetch.store.is_marked(&key).await? {
-            self.fetch.store.make_directory(&key).await?;
-        }
+        self.fetch.store.mark(&key).await?;
         directory.state().marked = true;
         Ok(())
     }
@@ -487,9 +703,9 @@ impl ObjectFs {
         key: &str,
     ) -> Result<(Option<There>, Instant)> {
         if let Some(writing) = &self.writing
-            && let Some(draft) = writing.drafts.get(key)
+            && let Some(there) = writing.changed_to(key)
         {
-            return Ok((Some(There::Draft(draft)), Instant::now()));
+            return Ok((there, Instant::now()));
         }
         if !self.fetch.store.takes(key) {
             return Err(Errno::NAMETOOLONG.into());
@@ -516,6 +732,22 @@ impl ObjectFs {
         let key = new_key(&parent, name)?;
         let (there, _) = self.there(cx, &parent, &key).await?;
         Ok((parent, key, there))
+    }
+
+    /// Has the store lose a removed name, before the name is made as something that does not take its place.
+    async fn end_removal(&self, cx: &Context, key: String) -> Result<()> {
+        let writing = self.writing()?.clone();
+        let Some(removal) = writing.drafts.removal(&key) else {
+            return Ok(());
+        };
+        let task = async move {
+            let _still = writing.moving.read().await;
+            match is_directory(&key) {
+                true => writing.put_below(&key).await,
+                false => writing.put_now(&removal).await,
+            }
+        };
+        self.ask(cx, task).await
     }
 
     /// The draft of a file that is open for writing. A new one takes over the first `keep` bytes.
@@ -564,12 +796,23 @@ impl ObjectFs {
         Ok(draft)
     }
 
-    /// Waits until the store has what was written to a file.
-    async fn store_draft(&self, cx: &Context, known: &Known) -> Result<()> {
+    /// Waits until what was written to a file is where the mount promises it: as of a close(2), or of an fsync(2).
+    async fn store_draft(&self, cx: &Context, known: &Known, fsync: bool) -> Result<()> {
         let Some(draft) = known.state().draft.clone() else {
             return Ok(());
         };
         let writing = self.writing()?.clone();
+        if writing.back && !fsync {
+            draft.want()?;
+            writing.settle(&draft);
+            return Ok(());
+        }
+        if writing.back && writing.local_fsync {
+            draft.want()?;
+            let synced = self.fetch.runtime.spawn_blocking(move || draft.sync());
+            let synced = async move { Ok(synced.await.map_err(std::io::Error::other).flatten()?) };
+            return self.ask(cx, synced).await;
+        }
         let put = async move {
             writing.put(&draft).await?;
             let state = draft.state();
@@ -646,11 +889,11 @@ impl ObjectFs {
     }
 
     /// A descriptor was closed, or fsync(2) asks for it.
-    pub(crate) async fn sync(&self, cx: &Context, fh: Handle) -> Result<()> {
+    pub(crate) async fn sync(&self, cx: &Context, fh: Handle, fsync: bool) -> Result<()> {
         let open = self.handle(fh)?;
         match &*open {
             Open::File { known, flags, .. } if flags.intersects(OFlags::RWMODE) => {
-                self.store_draft(cx, known).await
+                self.store_draft(cx, known, fsync).await
             }
             _ => Ok(()),
         }
@@ -718,18 +961,21 @@ impl ObjectFs {
         }
         match writer.is_one_of_several() {
             true => Ok(()),
-            false => self.store_draft(cx, &known).await,
+            false => self.store_draft(cx, &known, false).await,
         }
     }
 
     /// Begins a new file.
     pub(crate) async fn make_file(
         &self,
+        cx: &Context,
         parent: Node,
         name: &CStr,
         posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
+        let directory = format!("{}/", new_key(&parent, name)?);
+        self.end_removal(cx, directory).await?;
         let _still = writing.moving.read().await;
         let key = new_key(&parent, name)?;
         if !self.fetch.store.takes(&key) {
@@ -739,8 +985,20 @@ impl ObjectFs {
             true => posix,
             false => Posix::default(),
         };
-        let draft = writing.drafts.begin(draft::state(&key, None, posix, 1))?;
+        let removal = writing.drafts.removal(&key);
+        let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
+        let replaces = removal.as_ref().and_then(|removal| {
+            let state = removal.state();
+            state.replaces.clone().filter(|_| state.is_dirty())
+        });
+        let draft = writing
+            .drafts
+            .begin(draft::state(&key, replaces, posix, 1))?;
         writing.drafts.insert(draft.clone());
+        // The store need not be told.
+        if let Some(removal) = removal.as_ref() {
+            writing.discard(&key, removal);
+        }
         let known = self.tree.drafted(&key, &draft);
         Ok(known.expect("it has not ended"))
     }
@@ -758,11 +1016,11 @@ impl ObjectFs {
             let why = "links, FIFOs, sockets and devices are kept with -o metadata alone";
             return Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO));
         }
-        let known = self.make_file(parent, name, posix).await?;
+        let known = self.make_file(cx, parent, name, posix).await?;
         let draft = known.state().draft.clone().expect("it has just begun");
         let writer = Writer::new(self, &known);
         std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
-        let stored = self.store_draft(cx, &known).await;
+        let stored = self.store_draft(cx, &known, false).await;
         if stored.is_err() {
             let (writing, key) = (self.writing()?, draft.state().key.clone());
             writing.removed(&key, Some(&draft));
@@ -783,10 +1041,22 @@ impl ObjectFs {
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
         }
+        self.end_removal(cx, key.trim_end_matches('/').to_owned())
+            .await?;
         let (made, asked) = (key.clone(), Instant::now());
         let task = async move {
             let _still = writing.moving.read().await;
-            writing.fetch.store.make_directory(&made).await?;
+            match writing.back {
+                true => {
+                    let removal = writing.drafts.removal(&made);
+                    let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
+                    writing.later(draft::change_of_name(&made, None, false))?;
+                    if let Some(removal) = removal.as_ref() {
+                        writing.discard(&made, removal);
+                    }
+                }
+                false => writing.fetch.store.make_directory(&made).await?,
+            }
             writing.changed(&made, Now::Directory);
             Ok(())
         };
@@ -815,20 +1085,24 @@ impl ObjectFs {
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
         let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
         // It may have begun meanwhile.
-        let there = writing.drafts.get(&key).map_or(there, There::Draft);
+        let there = writing.drafts.file(&key).map_or(there, There::Draft);
         let (open, name) = (self.open_object(known.as_deref())?, key);
         let task = async move {
             let draft = there.draft();
             let _still = writing.moving.read().await;
             // A put that is under way would bring it back.
             let _order = locked(draft.map(|draft| &draft.order)).await;
-            if there.version().is_some() {
+            if let Some(version) = there.version() {
                 // Programs that have it open read on.
                 if let Some(object) = open {
                     complete(writing.fetch.clone(), object).await?;
                 }
-                writing.keep_directory(&parent).await?;
-                writing.fetch.store.remove(&name).await?;
+                if writing.back {
+                    writing.later(draft::change_of_name(&name, Some(version), true))?;
+                } else {
+                    writing.keep_directory(&parent).await?;
+                    writing.fetch.store.remove(&name).await?;
+                }
             }
             writing.removed(&name, draft);
             Ok(())
@@ -867,13 +1141,23 @@ impl ObjectFs {
         let (name, kept) = (key.clone(), parent.clone());
         let task = async move {
             let _still = writing.moving.read().await;
-            let store = &writing.fetch.store;
-            let empty = writing.drafts.below(&name).is_empty();
-            if !empty || store.list(&name, 0).await?.is_none() {
+            let made = writing.drafts.get(&name);
+            let _order = locked(made.as_ref().map(|made| &made.order)).await;
+            if !writing.is_empty(&name).await? {
                 return Err(Errno::NOTEMPTY.into());
             }
-            writing.keep_directory(&kept).await?;
-            store.remove(&name).await?;
+            if writing.back {
+                let is_stored = !writing.is_new(&name);
+                if is_stored {
+                    writing.later(draft::change_of_name(&name, None, true))?;
+                }
+                if let Some(made) = made.as_ref() {
+                    writing.discard(&name, made);
+                }
+            } else {
+                writing.keep_directory(&kept).await?;
+                writing.fetch.store.remove(&name).await?;
+            }
             writing.listings.forget(&name);
             writing.removed(&name, None);
             Ok(())
@@ -904,6 +1188,9 @@ impl ObjectFs {
         if from == to {
             return Ok(Unlinked::default());
         }
+        for key in [to.clone(), format!("{to}/")] {
+            self.end_removal(cx, key).await?;
+        }
         let directory = there.is_directory();
         match &other {
             Some(other) if other.is_directory() && !directory => return Err(Errno::ISDIR.into()),
@@ -919,6 +1206,7 @@ impl ObjectFs {
             self.move_directory(cx, &parent, from, to).await?;
             return Ok(replaced);
         }
+        let writing = self.writing()?.clone();
         let (known, replaced) = (self.tree.at(&from), self.tree.at(&to));
         let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
         let _nor_there = locked(replaced.as_ref().map(|known| &known.making)).await;
@@ -926,10 +1214,9 @@ impl ObjectFs {
         if let Some(object) = self.open_object(replaced.as_deref())? {
             self.ask(cx, complete(self.fetch.clone(), object)).await?;
         }
-        let writing = self.writing()?.clone();
         // They may have begun meanwhile.
-        let there = writing.drafts.get(&from).map_or(there, There::Draft);
-        let other = writing.drafts.get(&to).map(There::Draft).or(other);
+        let there = writing.drafts.file(&from).map_or(there, There::Draft);
+        let other = writing.drafts.file(&to).map(There::Draft).or(other);
         let task = async move {
             let moved = Moved {
                 from: &from,
@@ -960,9 +1247,9 @@ impl ObjectFs {
         let task = async move {
             let _alone = writing.moving.write().await;
             let store = &writing.fetch.store;
-            for (_, draft) in writing.drafts.below(&from) {
-                writing.put_in_order(&draft).await?;
-            }
+            writing.put_below(&from).await?;
+            writing.put_below(&to).await?;
+            writing.make_parents(&to).await?;
             let below = store.below(&from).await?;
             let moved = |key: &str| format!("{to}{}", &key[from.len()..]);
             let copies = below.clone().into_iter().map(|(key, size)| {
@@ -1063,6 +1350,7 @@ impl Writing {
                 let size = draft.file.metadata()?.len();
                 let version = match is_stored {
                     true => {
+                        self.make_parents(to).await?;
                         let version = store.copy(from, to, size).await?;
                         self.keep_directory(parent).await?;
                         store.remove(from).await?;
@@ -1070,10 +1358,12 @@ impl Writing {
                     }
                     false => None,
                 };
-                end(overwritten);
                 self.tree.renamed(from, to);
                 let replaces = version.clone().or(replaces);
-                if self.drafts.rename(draft, to, replaces)? {
+                let is_draft = self.drafts.rename(draft, to, replaces)?;
+                // Only now: a crash leaves one of the two.
+                end(overwritten);
+                if is_draft {
                     draft.attributes_changed()?;
                 } else if let Some(version) = version.clone() {
                     // It has ended meanwhile, as a version of the cache.
@@ -1083,6 +1373,7 @@ impl Writing {
             }
             There::Facts(facts) => {
                 let size = facts.version.as_ref().map_or(0, |version| version.size);
+                self.make_parents(to).await?;
                 let version = store.copy(from, to, size).await?;
                 self.keep_directory(parent).await?;
                 store.remove(from).await?;

@@ -30,7 +30,7 @@ use uvfs_xfs::XfsFs;
 use crate::confine;
 use crate::daemon::{self, Asked, Report, Side, Signals};
 use crate::image::{self, Opened, remote};
-use crate::options::{self, Options};
+use crate::options::{self, Options, Write};
 use crate::umount;
 
 /// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
@@ -348,6 +348,7 @@ fn mount_store(
     mut options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
+    use uvfs_object::Writes;
     let words = &options.remote;
     let mut how = uvfs_object::Options::default();
     how.cache_dir = words.cache_dir.clone();
@@ -357,14 +358,23 @@ fn mount_store(
     how.requests = words.requests.unwrap_or(how.requests);
     how.memory = options.memory.unwrap_or(how.memory);
     how.metadata = words.metadata;
-    how.writes = words.writes && !options.flags.contains(MountFlags::RDONLY);
+    how.writes = match words.write {
+        _ if options.flags.contains(MountFlags::RDONLY) => Writes::No,
+        Write::No => Writes::No,
+        Write::Close => Writes::Close,
+        Write::Back => Writes::Back,
+    };
+    if words.nofsync && words.write != Write::Back {
+        return Err(Error::usage("-o nofsync: only with -o write=back"));
+    }
+    how.local_fsync = words.nofsync;
     how.uid = words.uid.unwrap_or(how.uid);
     how.gid = words.gid.unwrap_or(how.gid);
     how.file_mode = words.file_mode.unwrap_or(how.file_mode);
     how.dir_mode = words.dir_mode.unwrap_or(how.dir_mode);
     how.backing_files = options.passthrough.passthrough != Backed::Off;
     let name = remote::shown(Path::new(uri));
-    let writes = how.writes;
+    let writes = how.writes != Writes::No;
     let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;

@@ -96,6 +96,10 @@ Mount options (-o, comma separated; a later one wins):
   write=close                object stores: programs may change files. close and fsync return when the
                              store has what was written. Without this word a store is read-only; it
                              is nosuid and nodev by mount(8), too.
+  write=back                 object stores: close and changes of names return when the local cache has
+                             them, and the store gets them within seconds; fsync waits for the store.
+                             What is left when the mount ends is put by the next one with this cache
+  nofsync                    with write=back: fsync waits for the local disk alone
   image                      object stores: the URI names an image. Without this word it does so if
                              the store has an object of that very key; a / at its end says that it
                              does not. memory, timeout and requests are for these images, too.
@@ -107,6 +111,16 @@ Mount options (-o, comma separated; a later one wins):
 /// Of a larger request each slot of a queue would need more memory, and nothing gains.
 const MOST_WRITE: u32 = 2 << 20;
 
+/// What changes of an object store wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Write {
+    /// It is read-only.
+    #[default]
+    No,
+    Close,
+    Back,
+}
+
 /// How an object store is served, as far as words say.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(not(feature = "object"), allow(dead_code))]
@@ -117,7 +131,8 @@ pub struct Remote {
     pub timeout: Option<Duration>,
     pub requests: Option<usize>,
     pub metadata: bool,
-    pub writes: bool,
+    pub write: Write,
+    pub nofsync: bool,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
     pub file_mode: Option<u32>,
@@ -136,9 +151,10 @@ impl Remote {
             ("dir_mode", self.dir_mode.is_some(), modes),
             (
                 "write",
-                self.writes,
+                self.write != Write::No,
                 "a directory is writable unless -o ro says otherwise",
             ),
+            ("nofsync", self.nofsync, "a directory's fsync is the host's"),
         ];
         let given = words.into_iter().filter(|(_, given, _)| *given);
         let errors = given.map(|(word, _, why)| {
@@ -478,9 +494,11 @@ impl Options {
             }
             "metadata" => self.remote.metadata = true,
             "write" => match wanted()? {
-                "close" => self.remote.writes = true,
-                word => return Err(unknown_value(word, &["close"])),
+                "close" => self.remote.write = Write::Close,
+                "back" => self.remote.write = Write::Back,
+                word => return Err(unknown_value(word, &["close", "back"])),
             },
+            "nofsync" => self.remote.nofsync = true,
             "uid" => self.remote.uid = Some(owner(wanted()?)?),
             "gid" => self.remote.gid = Some(owner(wanted()?)?),
             "file_mode" => self.remote.file_mode = Some(permissions(wanted()?)?),

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use uvfs_object::Writes;
 use uvfs_testing::{Need, has};
 
 use crate::stores::{At, Seaweed};
@@ -67,7 +68,7 @@ fn a_lost_volume_server_is_no_error_for_writers() {
         return;
     }
     let mut store = Seaweed::cluster();
-    let served = serve(&store.uri(), |options| options.writes = true);
+    let served = serve(&store.uri(), |options| options.writes = Writes::Close);
     let contents: Vec<_> = (0..FILES).map(|n| bytes(MIB + n, n as u64)).collect();
     let (written, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use rustix::fs::Dir;
+use uvfs_object::Writes;
 use uvfs_testing::{Need, has};
 
 use crate::fake::Fake;
@@ -54,7 +55,7 @@ fn a_listing_and_a_missing_name_are_asked_for_once() {
     (0..500).for_each(|n| store.put(&format!("d/{n:03}"), b"1"));
     let served = serve(&store.uri(), |options| {
         options.ttl = Duration::from_secs(600);
-        options.writes = true;
+        options.writes = Writes::Close;
     });
     let (dir, none) = (served.at("d"), served.at("d/none"));
     let first = sorted(&dir);

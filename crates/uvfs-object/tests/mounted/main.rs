@@ -22,7 +22,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::mount::MountFlags;
-use uvfs_object::{ObjectFs, Options};
+use uvfs_object::{ObjectFs, Options, Writes};
 use uvfs_server::{Mounted, mount};
 use uvfs_testing::{Need, has};
 
@@ -46,7 +46,7 @@ fn serve(uri: &str, change: impl FnOnce(&mut Options)) -> Served {
     options.cache_dir = Some(scratch.path().join("cache"));
     change(&mut options);
     let mut how = uvfs_server::Options::named("objects");
-    if !options.writes {
+    if options.writes == Writes::No {
         how = how.read_only();
     }
     let fs = ObjectFs::open(uri, options).unwrap();

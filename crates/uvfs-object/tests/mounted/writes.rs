@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use uvfs_object::Writes;
 use uvfs_testing::{Need, has};
 
 use crate::counts;
@@ -18,7 +19,7 @@ use crate::stores::At;
 use crate::{MIB, Served, bytes, listing, serve};
 
 fn writable(uri: &str) -> Served {
-    serve(uri, |options| options.writes = true)
+    serve(uri, |options| options.writes = Writes::Close)
 }
 
 /// What another mount, which begins only now, has of a file.
@@ -33,8 +34,10 @@ pub fn all(store: &(impl At + Sync)) {
     names_change(store);
     an_open_file_outlives_its_name(store);
     a_mapping_is_stored(store);
-    random_changes(store, Duration::ZERO);
-    random_changes(store, Duration::from_secs(600));
+    for writes in [Writes::Close, Writes::Back] {
+        random_changes(store, writes, Duration::ZERO);
+        random_changes(store, writes, Duration::from_secs(600));
+    }
 }
 
 fn what_was_closed_is_in_the_store(store: &impl At) {
@@ -412,12 +415,12 @@ pub fn a_large_file_is_not_overwritten(store: &impl At) {
 
 /// The same random calls on a directory of the host and on the mount: the same results, and at last the same tree in the
 /// store.
-fn random_changes(store: &impl At, ttl: Duration) {
+fn random_changes(store: &impl At, writes: Writes, ttl: Duration) {
     let host = tempfile::tempdir().unwrap();
     let served = serve(&store.uri(), |options| {
-        (options.writes, options.ttl) = (true, ttl);
+        (options.writes, options.ttl) = (writes, ttl);
     });
-    let place = format!("random-{}", ttl.as_secs());
+    let place = format!("random-{}-{writes:?}", ttl.as_secs());
     fs::create_dir(served.at(&place)).unwrap();
     let roots = [host.path().to_owned(), served.at(&place)];
     let seed =
@@ -439,13 +442,21 @@ fn random_changes(store: &impl At, ttl: Duration) {
             .map(|root| change(root, what, &one, &two, at, &content));
         assert_eq!(
             host, mount,
-            "seed {seed}, step {step}: {what} {one:?} {two:?}"
+            "seed {seed}, step {step}, {writes:?}: {what} {one:?} {two:?}"
         );
     }
     let [host, mount] = roots.each_ref().map(|root| tree(root));
-    assert!(host == mount, "seed {seed}");
+    assert_eq!(lines(&host), lines(&mount), "seed {seed}, {writes:?}");
+    assert!(host == mount, "seed {seed}, {writes:?}");
+    drop(served);
     let again = serve(&store.uri(), |_| {});
-    assert!(tree(&again.at(&place)) == host, "seed {seed}, in the store");
+    let again = tree(&again.at(&place));
+    assert_eq!(
+        lines(&again),
+        lines(&host),
+        "seed {seed}, {writes:?}, in the store"
+    );
+    assert!(again == host, "seed {seed}, {writes:?}, in the store");
 }
 
 /// One call; what it read, or its error.
@@ -495,6 +506,10 @@ fn tree(root: &Path) -> Vec<(String, Vec<u8>)> {
     lines.map(read).collect()
 }
 
+fn lines(tree: &[(String, Vec<u8>)]) -> Vec<&str> {
+    tree.iter().map(|(line, _)| &**line).collect()
+}
+
 #[test]
 fn a_directory_of_the_host_is_written() {
     if has(&[Need::Fuse]) {
@@ -513,7 +528,9 @@ fn two_mounts_write_the_same_files() {
 fn a_store_in_memory_is_written() {
     if let Some(fake) = fake() {
         names_change(&fake);
-        random_changes(&fake, Duration::ZERO);
+        for writes in [Writes::Close, Writes::Back] {
+            random_changes(&fake, writes, Duration::ZERO);
+        }
     }
 }
 
@@ -612,7 +629,7 @@ fn a_failed_put_is_an_error_and_is_tried_again() {
     let Some(fake) = fake() else { return };
     let proxy = Proxy::start(fake.address());
     let served = serve(&fake.uri_at(proxy.address()), |options| {
-        (options.writes, options.timeout) = (true, Duration::from_secs(2));
+        (options.writes, options.timeout) = (Writes::Close, Duration::from_secs(2));
     });
     let mut file = File::create_new(served.at("late")).unwrap();
     file.write_all(b"what was written").unwrap();
@@ -639,7 +656,7 @@ fn the_next_mount_puts_what_is_left() {
     let cache = tempfile::tempdir().unwrap();
     let mount = || {
         serve(&fake.uri_at(proxy.address()), |options| {
-            (options.writes, options.timeout) = (true, Duration::from_secs(2));
+            (options.writes, options.timeout) = (Writes::Close, Duration::from_secs(2));
             options.cache_dir = Some(cache.path().to_owned());
         })
     };
@@ -703,7 +720,7 @@ fn attributes_are_kept_or_refused() {
             (options.metadata, options.writes) = (true, writes)
         })
     };
-    let served = kept(true);
+    let served = kept(Writes::Close);
     let shown = |served: &Served, path: &str| {
         let found = fs::symlink_metadata(served.at(path)).unwrap();
         use std::os::unix::fs::MetadataExt;
@@ -734,7 +751,7 @@ fn attributes_are_kept_or_refused() {
     let all = ["file", "fifo", "link", "plain"];
     let here = all.map(|path| shown(&served, path));
     drop(served);
-    let served = kept(false);
+    let served = kept(Writes::No);
     assert_eq!(all.map(|path| shown(&served, path)), here);
     assert_eq!(here[0], (mode, 7, 8, 978_307_200, 123_456_789));
     assert_eq!(here[1].0, 0o010_640);
@@ -763,7 +780,7 @@ fn a_full_disk_is_an_error_and_makes_room() {
     mount(&["mount", "-t", "tmpfs", "-o", "size=20m", "none"]);
     let _end = Unmounted(disk.path());
     let served = serve(&fake.uri(), |options| {
-        options.writes = true;
+        options.writes = Writes::Close;
         options.cache_dir = Some(disk.path().to_owned());
     });
     let mut file = File::create_new(served.at("large")).unwrap();
@@ -810,7 +827,7 @@ fn without_the_right_to_write() {
     assert_eq!(contents(&fake, "file"), b"at first");
     let scratch = tempfile::tempdir().unwrap();
     let mut options = uvfs_object::Options::default();
-    (options.writes, options.cache_dir) = (true, Some(scratch.path().to_owned()));
+    (options.writes, options.cache_dir) = (Writes::Close, Some(scratch.path().to_owned()));
     let refused = uvfs_object::ObjectFs::open(&fake.uri(), options).err();
     let refused = refused.expect("it may not be written").to_string();
     assert!(refused.contains("AccessDenied"), "{refused}");

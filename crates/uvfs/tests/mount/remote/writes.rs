@@ -93,15 +93,24 @@ fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// A server that is killed at any moment loses nothing that a program was told is done, and leaves nothing half: the next
-/// mount puts what is left.
 #[test]
 fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
+    killed_again_and_again(&["write=close", "timeout=10"]);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_that_waits_for_the_store() {
+    killed_again_and_again(&["write=back,nofsync", "timeout=10"]);
+}
+
+/// A server that is killed at any moment loses nothing that a program was told is done, and leaves nothing half: the next
+/// mount puts what is left.
+fn killed_again_and_again(options: &[&str]) {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
     let kills = std::env::var("UVFS_KILLS").map_or(15, |kills| kills.parse().unwrap());
-    let store = InMemory::new(&["write=close", "timeout=10"], |_| {});
+    let store = InMemory::new(options, |_| {});
     let InMemory {
         mount,
         proxy,
