@@ -5,7 +5,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{FlockOperation, flock, statvfs};
@@ -43,6 +43,10 @@ pub(crate) struct Cache {
     drafts: Vec<PathBuf>,
     /// A record of a draft has changed.
     pub(crate) noted: Notify,
+    /// Bytes of drafts.
+    drafted: AtomicU64,
+    /// There are fewer of them.
+    pub(crate) ended: Notify,
     state: Mutex<State>,
 }
 
@@ -91,6 +95,8 @@ impl Cache {
                 limit,
                 drafts,
                 noted: Notify::new(),
+                drafted: AtomicU64::new(0),
+                ended: Notify::new(),
                 state: Mutex::new(state),
             };
             cache.evict();
@@ -294,11 +300,28 @@ impl Cache {
         }
     }
 
-    /// Brings the cache below its limit.
+    /// A draft takes so many bytes, and took so many before.
+    pub(crate) fn drafted(&self, now: u64, before: u64) {
+        if now >= before {
+            self.drafted.fetch_add(now - before, Ordering::Relaxed);
+            self.evict();
+        } else {
+            self.drafted.fetch_sub(before - now, Ordering::Relaxed);
+            self.ended.notify_waiters();
+        }
+    }
+
+    /// Whether drafts alone take what the cache may take.
+    pub(crate) fn is_full_of_drafts(&self) -> bool {
+        self.drafted.load(Ordering::Relaxed) >= self.limit
+    }
+
+    /// Brings the cache below its limit, as far as drafts leave that to it.
     fn evict(&self) {
         let used = self.state().used;
-        if used > self.limit {
-            self.free(used - self.limit + self.limit / 16);
+        let limit = (self.limit).saturating_sub(self.drafted.load(Ordering::Relaxed));
+        if used > limit {
+            self.free(used - limit + self.limit / 16);
         }
     }
 

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -33,6 +33,8 @@ const CLEAN: u32 = 2;
 const WANTED: u32 = 4;
 const GONE: u32 = 8;
 const KEPT: u32 = 16;
+/// The unit of st_blocks.
+const SECTOR: u64 = 512;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
@@ -51,6 +53,8 @@ pub(crate) struct Draft {
     pub(crate) order: tokio::sync::Mutex<()>,
     /// A task puts it until that succeeds.
     pub(crate) settling: AtomicBool,
+    /// Bytes that the cache counts for it.
+    counted: AtomicU64,
     /// The upload of [`Parts`].
     pub(crate) upload: tokio::sync::Mutex<Option<Upload>>,
 }
@@ -161,6 +165,7 @@ impl Draft {
             state: Mutex::new(state),
             order: tokio::sync::Mutex::default(),
             settling: AtomicBool::default(),
+            counted: AtomicU64::default(),
             upload: tokio::sync::Mutex::default(),
         })
     }
@@ -213,6 +218,16 @@ impl Draft {
         let copied = self.cache.with_room(copy);
         copied.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         Ok(std::fs::rename(new, kept)?)
+    }
+
+    /// Has the cache count the bytes that it takes now.
+    pub(crate) fn count(&self) -> Result<()> {
+        let now = SECTOR * self.file.metadata()?.blocks();
+        let before = self.counted.swap(now, Ordering::Relaxed);
+        if now != before {
+            self.cache.drafted(now, before);
+        }
+        Ok(())
     }
 
     /// Notes that a program wrote a range of bytes. Whether a part is to be sent, and no task is at it.
@@ -312,6 +327,13 @@ impl Draft {
         for extension in ["draft", "new", "kept"] {
             cache::remove_or_warn(&path.with_extension(extension));
         }
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.cache
+            .drafted(0, self.counted.swap(0, Ordering::Relaxed));
     }
 }
 
@@ -439,6 +461,14 @@ impl Drafts {
         }
     }
 
+    /// Whether what a program closed is on its way to the store.
+    pub(crate) fn any_is_closed(&self) -> bool {
+        self.all().values().any(|draft| {
+            let state = draft.state();
+            state.is_wanted() && state.is_dirty()
+        })
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.all().len()
     }
@@ -511,6 +541,7 @@ fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Dra
         Some(file) => {
             let draft = Draft::open(cache.clone(), back, Some(path), file, state)?;
             draft.note(&draft.state())?;
+            draft.count()?;
             Ok(Some(draft))
         }
         None => {

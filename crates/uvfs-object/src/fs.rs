@@ -832,9 +832,8 @@ impl FileSystem for ObjectFs {
         self.sync(cx, fh, true).await
     }
 
-    /// A name is in the store when the call that made it returns, but for one of a new file, which is when that is closed.
-    async fn fsyncdir(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<()> {
-        Ok(())
+    async fn fsyncdir(&self, cx: &Context, node: Node, _: Handle, _: bool) -> Result<()> {
+        self.sync_names(cx, node).await
     }
 
     async fn fallocate(

@@ -233,6 +233,25 @@ impl Writing {
         Ok(())
     }
 
+    /// Waits until the store has some of the drafts that fill the cache. Files that programs have open only end with the disk.
+    async fn wait_for_room(&self, patience: Duration) -> Result<()> {
+        let cache = &self.fetch.cache;
+        let some = async {
+            loop {
+                let ended = cache.ended.notified();
+                if !cache.is_full_of_drafts() || !self.drafts.any_is_closed() {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let late = |_| {
+            let why = "the cache is full of what the store does not take (cache_size=)";
+            Error::new(Errno::NOSPC, why)
+        };
+        tokio::time::timeout(patience, some).await.map_err(late)
+    }
+
     /// Has the disk get what was noted, within a second.
     pub(crate) fn commit_each_second(self: &Arc<Self>) {
         let cache = self.fetch.cache.clone();
@@ -344,8 +363,8 @@ impl Writing {
     }
 
     /// What programs made of a name, if the store does not have that yet.
-    fn changed_to(&self, key: &str) -> Option<Option<There>> {
-        let mut gone = None;
+    fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
+        let mut gone = self.is_new(directory).then_some(None);
         for key in [key, &format!("{key}/")] {
             let Some(draft) = self.drafts.get(key) else {
                 continue;
@@ -542,7 +561,7 @@ impl Writing {
     }
 
     /// Whether nothing is in a directory, as programs see it.
-    async fn is_empty(&self, directory: &str) -> Result<bool> {
+    async fn is_empty(&self, directory: &str, ttl: Duration) -> Result<bool> {
         let mut removals = 0;
         for (key, draft) in self.drafts.below(directory) {
             match draft.state().gone {
@@ -554,15 +573,18 @@ impl Writing {
         if self.is_new(directory) {
             return Ok(true);
         }
-        let most = if removals > 0 { usize::MAX } else { 0 };
-        let Some(listed) = self.fetch.store.list(directory, most).await? else {
-            return Ok(false);
+        let begun = Instant::now();
+        let list = match self.listings.fresh(directory, ttl) {
+            Some(list) => list,
+            None => {
+                let most = if removals > 0 { usize::MAX } else { 0 };
+                let Some(names) = self.fetch.store.list(directory, most).await? else {
+                    return Ok(false);
+                };
+                Arc::new(Listing::new(directory, names, begun))
+            }
         };
-        Ok(listed.iter().all(|one| {
-            let end = if one.version.is_some() { "" } else { "/" };
-            let key = format!("{directory}{}{end}", one.name);
-            self.drafts.removal(&key).is_some()
-        }))
+        Ok(self.as_changed(directory, list).names.is_empty())
     }
 
     /// A directory's listing as programs see it.
@@ -703,7 +725,7 @@ impl ObjectFs {
         key: &str,
     ) -> Result<(Option<There>, Instant)> {
         if let Some(writing) = &self.writing
-            && let Some(there) = writing.changed_to(key)
+            && let Some(there) = writing.changed_to(&parent.key(), key)
         {
             return Ok((there, Instant::now()));
         }
@@ -730,8 +752,23 @@ impl ObjectFs {
         self.writing()?;
         let parent = self.known(parent)?;
         let key = new_key(&parent, name)?;
-        let (there, _) = self.there(cx, &parent, &key).await?;
+        let there = match self.lately(&key) {
+            Some(facts) => Some(There::Facts(facts)),
+            None => self.there(cx, &parent, &key).await?.0,
+        };
         Ok((parent, key, there))
+    }
+
+    /// What the store said of a name within `ttl=`.
+    fn lately(&self, key: &str) -> Option<Facts> {
+        let known = [key.to_owned(), format!("{key}/")];
+        let known = known.iter().find_map(|key| self.tree.at(key))?;
+        let state = known.state();
+        let asked = state.asked.filter(|_| state.draft.is_none())?;
+        (asked.elapsed() < self.options.ttl).then(|| Facts {
+            version: state.version.clone(),
+            posix: state.posix,
+        })
     }
 
     /// Has the store lose a removed name, before the name is made as something that does not take its place.
@@ -841,6 +878,7 @@ impl ObjectFs {
         let range = size..u64::MAX;
         draft.change(&range)?;
         draft.file.set_len(size)?;
+        draft.count()?;
         draft.change(&range)
     }
 
@@ -852,6 +890,12 @@ impl ObjectFs {
         data: &Payload,
     ) -> Result<usize> {
         let draft = self.draft(cx, known, u64::MAX).await?;
+        let writing = self.writing()?;
+        if writing.back && self.fetch.cache.is_full_of_drafts() {
+            let (writing, patience) = (writing.clone(), self.options.timeout);
+            self.ask(cx, async move { writing.wait_for_room(patience).await })
+                .await?;
+        }
         let range = offset..offset.saturating_add(data.len() as u64);
         draft.change(&range)?;
         let mut written = ops::write_at(&draft.data, data, offset, 0).await;
@@ -861,7 +905,7 @@ impl ObjectFs {
         }
         draft.change(&range)?;
         let written = written?;
-        let writing = self.writing()?;
+        draft.count()?;
         if draft.wrote(&(offset..offset + written as u64)) && writing.sends_early() {
             writing.send_parts(&draft);
         }
@@ -884,6 +928,7 @@ impl ObjectFs {
         let changed = range.0..u64::MAX;
         draft.change(&changed)?;
         let done = ops::fallocate(&draft.data, mode.bits(), range.0, range.1).await;
+        draft.count()?;
         draft.change(&changed)?;
         Ok(done?)
     }
@@ -897,6 +942,38 @@ impl ObjectFs {
             }
             _ => Ok(()),
         }
+    }
+
+    /// fsync(2) of a directory: the names in it are where the mount promises them.
+    pub(crate) async fn sync_names(&self, cx: &Context, node: Node) -> Result<()> {
+        let Some(writing) = self.writing.clone().filter(|writing| writing.back) else {
+            return Ok(());
+        };
+        let directory = self.known(node)?.key();
+        let task = async move {
+            if writing.local_fsync {
+                let cache = writing.fetch.cache.clone();
+                let synced = tokio::task::spawn_blocking(move || cache.sync_all());
+                return Ok(synced.await.map_err(std::io::Error::other).flatten()?);
+            }
+            let _still = writing.moving.read().await;
+            writing.make_parents(&directory).await?;
+            for (key, draft) in writing.drafts.below(&directory) {
+                let name = key[directory.len()..].trim_end_matches('/');
+                let (is_wanted, gone) = {
+                    let state = draft.state();
+                    (state.is_wanted(), state.gone)
+                };
+                match name.contains('/') || !is_wanted {
+                    true => {}
+                    // After what was in it.
+                    false if gone && is_directory(&key) => writing.put_below(&key).await?,
+                    false => writing.put_now(&draft).await?,
+                }
+            }
+            Ok(())
+        };
+        self.ask(cx, task).await
     }
 
     pub(crate) async fn set(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<()> {
@@ -1138,12 +1215,12 @@ impl ObjectFs {
         }
         let key = format!("{key}/");
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
-        let (name, kept) = (key.clone(), parent.clone());
+        let (name, kept, ttl) = (key.clone(), parent.clone(), self.options.ttl);
         let task = async move {
             let _still = writing.moving.read().await;
             let made = writing.drafts.get(&name);
             let _order = locked(made.as_ref().map(|made| &made.order)).await;
-            if !writing.is_empty(&name).await? {
+            if !writing.is_empty(&name, ttl).await? {
                 return Err(Errno::NOTEMPTY.into());
             }
             if writing.back {

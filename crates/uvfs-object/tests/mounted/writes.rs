@@ -692,6 +692,137 @@ fn the_next_mount_puts_what_is_left() {
     assert_eq!(drafts.count(), 0);
 }
 
+/// With `write=back` programs go on while the store does not answer, and the next mount brings it all of what they did.
+#[test]
+fn what_waits_for_the_store() {
+    let Some(fake) = fake() else { return };
+    let proxy = Proxy::start(fake.address());
+    let cache = tempfile::tempdir().unwrap();
+    let mount = |local_fsync| {
+        serve(&fake.uri_at(proxy.address()), |options| {
+            (options.writes, options.local_fsync) = (Writes::Back, local_fsync);
+            (options.metadata, options.timeout) = (true, Duration::from_secs(2));
+            // The kernel knows the names already when the store falls silent.
+            options.ttl = Duration::from_secs(600);
+            options.cache_dir = Some(cache.path().to_owned());
+        })
+    };
+    for name in ["had", "gone", "full/one"] {
+        fake.put(name, name.as_bytes());
+    }
+    let served = mount(true);
+    assert_eq!(listing(served.mounted.path()).len(), 4);
+    fs::create_dir(served.at("new")).unwrap();
+    let made = ["new/file", "new/other", "new/link", "new/a", "new/a/b"];
+    for name in made {
+        assert!(!served.at(name).exists());
+    }
+    proxy.set(Mode::Refuse);
+    let asked = fake.bucket().asked.len();
+    fs::write(served.at("new/file"), b"1").unwrap();
+    fs::rename(served.at("new/file"), served.at("new/other")).unwrap();
+    std::os::unix::fs::symlink("other", served.at("new/link")).unwrap();
+    assert_eq!(
+        fs::read_link(served.at("new/link")).unwrap(),
+        Path::new("other")
+    );
+    fs::create_dir(served.at("new/a")).unwrap();
+    fs::create_dir(served.at("new/a/b")).unwrap();
+    fs::remove_dir(served.at("new/a/b")).unwrap();
+    fs::remove_file(served.at("gone")).unwrap();
+    fs::remove_file(served.at("full/one")).unwrap();
+    fs::remove_dir(served.at("full")).unwrap();
+    // It is synced to the local disk.
+    let mut had = File::create(served.at("had")).unwrap();
+    had.write_all(b"anew").unwrap();
+    had.sync_all().unwrap();
+    File::open(served.at("new")).unwrap().sync_all().unwrap();
+    close(had).unwrap();
+    let shown = |served: &Served| {
+        let mut all = listing(served.mounted.path());
+        all.sort();
+        all
+    };
+    let now = ["d new", "d new/a", "f 1 new/other", "f 4 had", "l new/link"];
+    for (name, there) in [("new/other", true), ("new/a", true), ("new/a/b", false)] {
+        assert_eq!(served.at(name).exists(), there, "{name}");
+    }
+    for (name, there) in [("had", true), ("gone", false), ("full", false)] {
+        assert_eq!(served.at(name).exists(), there, "{name}");
+    }
+    assert_eq!(fake.bucket().asked.len(), asked);
+    drop(served);
+    assert!(fake.bucket().objects.contains_key("p/gone"));
+    // fsync(2) of this mount waits for the store.
+    let again = serve(&fake.uri_at(fake.address()), |options| {
+        (options.metadata, options.ttl) = (true, Duration::ZERO);
+    });
+    proxy.set(Mode::Pass);
+    let served = mount(false);
+    assert_eq!(shown(&served), now);
+    let mut synced = File::create(served.at("synced")).unwrap();
+    synced.write_all(b"synced").unwrap();
+    synced.sync_all().unwrap();
+    assert_eq!(fs::read(again.at("synced")).unwrap(), b"synced");
+    fs::create_dir(served.at("directory")).unwrap();
+    File::open(served.mounted.path())
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    assert!(again.at("directory").is_dir());
+    drop((synced, served));
+    let stored = shown(&again);
+    assert_eq!(stored.len(), now.len() + 2);
+    assert!(
+        now.iter().all(|line| stored.contains(&(*line).to_owned())),
+        "{stored:?}"
+    );
+    assert_eq!(fs::read(again.at("had")).unwrap(), b"anew");
+}
+
+/// What the store does not take fills the cache to its limit. Then writers wait, and at last get ENOSPC.
+#[test]
+fn writers_wait_at_the_limit_of_the_cache() {
+    let Some(fake) = fake() else { return };
+    let proxy = Proxy::start(fake.address());
+    let served = serve(&fake.uri_at(proxy.address()), |options| {
+        (options.writes, options.cache_size) = (Writes::Back, Some(1));
+        options.timeout = Duration::from_secs(2);
+        options.ttl = Duration::from_secs(600);
+    });
+    let content = bytes(7 * MIB, 3);
+    // The smallest cache has 64 MiB.
+    let names: Vec<_> = (0..12).map(|n| format!("f{n}")).collect();
+    for name in &names {
+        assert!(!served.at(name).exists());
+    }
+    listing(served.mounted.path());
+    proxy.set(Mode::Refuse);
+    let written = |name: &String| fs::write(served.at(name), &content);
+    let full = names
+        .iter()
+        .position(|name| written(name).is_err())
+        .unwrap();
+    assert_eq!(full, 9);
+    let mut file = OpenOptions::new()
+        .append(true)
+        .open(served.at("f0"))
+        .unwrap();
+    let refused = file.write_all(&content).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    proxy.set(Mode::Pass);
+    // Writers go on when the store takes what they wrote.
+    let begun = Instant::now();
+    while written(&names[11]).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    drop(served);
+    for name in names[..full].iter().chain([&names[11]]) {
+        assert!(contents(&fake, name) == content, "{name}");
+    }
+}
+
 /// Modes, owners, times and types are kept with `metadata`, and refused without.
 #[test]
 fn attributes_are_kept_or_refused() {
