@@ -461,12 +461,14 @@ impl Drafts {
         }
     }
 
-    /// Whether what a program closed is on its way to the store.
-    pub(crate) fn any_is_closed(&self) -> bool {
-        self.all().values().any(|draft| {
+    /// Changes that programs were told of and that are on their way to the store.
+    pub(crate) fn waiting(&self) -> usize {
+        let drafts: Vec<_> = self.all().values().cloned().collect();
+        let is_waiting = |draft: &&Arc<Draft>| {
             let state = draft.state();
             state.is_wanted() && state.is_dirty()
-        })
+        };
+        drafts.iter().filter(is_waiting).count()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -651,7 +651,10 @@ impl FileSystem for ObjectFs {
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.fetch.store.counters.all()
+        let waiting = self.writing.as_ref().map_or(0, |all| all.drafts.waiting());
+        let mut all = self.fetch.store.counters.all();
+        all.push(("store_changes_waiting", waiting as u64));
+        all
     }
 
     /// Clients keep what they read of a version, so they have none of a file that changes.

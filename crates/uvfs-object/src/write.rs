@@ -239,7 +239,7 @@ impl Writing {
         let some = async {
             loop {
                 let ended = cache.ended.notified();
-                if !cache.is_full_of_drafts() || !self.drafts.any_is_closed() {
+                if !cache.is_full_of_drafts() || self.drafts.waiting() == 0 {
                     return;
                 }
                 ended.await;

@@ -18,6 +18,8 @@ pub struct MountLine {
     pub options: String,
     /// The type of its file system.
     pub kind: String,
+    /// What is mounted, as its file system says.
+    pub source: String,
     /// The options of its file system, comma separated.
     pub file_system: String,
 }
@@ -33,13 +35,15 @@ impl MountLine {
         let options = text(words.next()?);
         let mut words = words.skip_while(|word| *word != b"-").skip(1);
         let kind = text(words.next()?);
-        let file_system = text(words.nth(1)?);
+        let source = text(&unescape(words.next()?));
+        let file_system = text(words.next()?);
         Some(Self {
             id,
             device,
             at,
             options,
             kind,
+            source,
             file_system,
         })
     }
@@ -102,6 +106,7 @@ mod tests {
             at: r"/mnt 2\".into(),
             options: "rw,noatime".into(),
             kind: "ext3".into(),
+            source: "/dev/root".into(),
             file_system: "rw".into(),
         };
         assert_eq!(MountLine::parse(line), Some(expected));

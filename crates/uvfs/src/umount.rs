@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount::users::{entries, processes, users};
 use uvfs_server::mount::{self, Mount};
@@ -22,11 +22,14 @@ Examples:
   uvfs umount --force /mnt    its users get errors
 
 Waits up to 5 seconds for the server to end too: afterwards its source can be
-unmounted, checked or mounted again. With --lazy it does not wait.
+unmounted, checked or mounted again. With --lazy it does not wait. The server of an
+object store has until the store takes nothing more (-o timeout=): what programs
+wrote goes there first. What is left stays in the cache for the next mount.
 
 --force ends the connection with the server: calls under way and all later ones
 fail, and what the kernel has not written yet (-o writeback) is lost. It is for a
-server that hangs; --lazy loses nothing.
+server that hangs; --lazy loses nothing. An object store's server is killed, and the
+next mount puts what it did not.
 
 Exit status: 0 all are unmounted, 1 one of them is not (in use: says by whom), 2 wrong
 usage. The others are unmounted all the same.";
@@ -127,6 +130,12 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
             line.kind
         )));
     }
+    // An object store's server goes on until the store has what programs wrote.
+    let is_store = line.source.contains("://");
+    let waiting = match is_store && !args.force && !args.lazy {
+        true => changes_waiting(&path),
+        false => 0,
+    };
     let servers = match args.lazy && !args.force {
         true => Vec::new(),
         false => Server::all_of(&line.device),
@@ -135,8 +144,21 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
         mount::abort(&line.device).context(|| path.display().to_string())?;
     }
     take_away(&path, &line.device, args.lazy || args.force)?;
+    if waiting > 0 {
+        let path = path.display();
+        uvfs_cli::warn(format!(
+            "{path}: {waiting} changes are on their way to the store: waiting"
+        ));
+    }
     let end = Instant::now() + ENDS_WITHIN;
     for server in servers {
+        if is_store {
+            // What is written is in the cache, and the next mount goes on with it.
+            if args.force {
+                let _ = pidfd_send_signal(&server.process, Signal::KILL);
+            }
+            while !ended_by(&server.process, Instant::now() + ENDS_WITHIN) {}
+        }
         if !ended_by(&server.process, end) {
             let (path, pid) = (path.display(), server.pid);
             let what = format!("{path}: unmounted; its server (pid {pid}) has not ended yet");
@@ -144,6 +166,16 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How many changes the store of a mount does not have; 0 where the server does not say.
+fn changes_waiting(path: &Path) -> u64 {
+    let report = crate::stats::ask(path).ok();
+    let counts = report.map(|report| report.counts).unwrap_or_default();
+    let waiting = counts
+        .iter()
+        .find(|one| one.name == "store_changes_waiting");
+    waiting.map_or(0, |one| one.count)
 }
 
 /// Unmounts. If that fails because the mount is in use, the error says by whom.

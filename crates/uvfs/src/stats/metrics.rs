@@ -178,11 +178,16 @@ fn counts(text: &mut String, mounts: &[(String, Report)]) -> fmt::Result {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     for name in names.into_iter().filter(|name| name.chars().all(plain)) {
         let metric = format!("fs_{name}");
-        begin(text, &metric, "A count of the file system's own", "counter")?;
+        // What waits may get less.
+        let (kind, end) = match name.ends_with("_waiting") {
+            true => ("gauge", ""),
+            false => ("counter", "_total"),
+        };
+        begin(text, &metric, "A count of the file system's own", kind)?;
         for (mount, report) in mounts {
             if let Some(one) = report.counts.iter().find(|one| one.name == name) {
                 let labels = [("mount", mount.clone())];
-                sample(text, &metric, "_total", &labels, one.count as f64)?;
+                sample(text, &metric, end, &labels, one.count as f64)?;
             }
         }
     }

@@ -288,6 +288,7 @@ fn statistics_of_a_store() {
         ("store_conflicts", 0),
         ("cache_hit_bytes", 0),
         ("cache_miss_bytes", 5000),
+        ("store_changes_waiting", 0),
     ];
     assert!(requests.iter().all(|count| *count > 0), "{requests:?}");
     assert_eq!(counts.as_array().map(Vec::len), Some(expected.len()));
@@ -295,7 +296,12 @@ fn statistics_of_a_store() {
         let told = |one: &&Value| one["name"] == name;
         let json = counts.as_array().unwrap().iter().find(told);
         assert_eq!(json.map(|one| &one["count"]), Some(&count.into()), "{name}");
-        let metric = format!("uvfs_fs_{name}_total");
+        let end = if name.ends_with("_waiting") {
+            ""
+        } else {
+            "_total"
+        };
+        let metric = format!("uvfs_fs_{name}{end}");
         assert_eq!(
             parsed.value(&metric, &mount.at, &[]),
             count as f64,
