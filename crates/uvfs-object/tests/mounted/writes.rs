@@ -780,6 +780,36 @@ fn what_waits_for_the_store() {
     assert_eq!(fs::read(again.at("had")).unwrap(), b"anew");
 }
 
+/// With `write=back`, too, another writer's version stays: what a program wrote is beside it, and what a program removed is not
+/// removed.
+#[test]
+fn another_writer_is_not_overwritten_later() {
+    let Some(fake) = fake() else { return };
+    for name in ["written", "removed", "same"] {
+        fake.put(name, b"at first");
+    }
+    let served = serve(&fake.uri(), |options| {
+        options.writes = Writes::Back;
+        options.ttl = Duration::from_secs(600);
+    });
+    assert_eq!(fs::read(served.at("written")).unwrap(), b"at first");
+    fs::write(served.at("written"), b"mine").unwrap();
+    fs::write(served.at("new"), b"mine").unwrap();
+    fs::remove_file(served.at("removed")).unwrap();
+    fs::remove_file(served.at("same")).unwrap();
+    for name in ["written", "new", "removed"] {
+        fake.put(name, b"theirs");
+    }
+    drop(served);
+    for name in ["written", "new", "removed"] {
+        assert_eq!(contents(&fake, name), b"theirs", "{name}");
+    }
+    for name in ["written", "new"] {
+        assert_eq!(conflicts(&fake, name), [b"mine"], "{name}");
+    }
+    assert!(!fake.bucket().objects.contains_key("p/same"));
+}
+
 /// What the store does not take fills the cache to its limit. Then writers wait, and at last get ENOSPC.
 #[test]
 fn writers_wait_at_the_limit_of_the_cache() {

@@ -129,7 +129,9 @@ fn killed_again_and_again(options: &[&str]) {
         let mut now = mount.take().expect("it is mounted");
         let at = now.at.clone();
         let end = AtomicBool::new(false);
-        let pause = Duration::from_millis(5 + writer.below(150));
+        // With write=back the store gets nothing within the first second.
+        let pause = 5 + writer.below(150) + if kill % 8 == 7 { 1200 } else { 0 };
+        let pause = Duration::from_millis(pause);
         std::thread::scope(|scope| {
             scope.spawn(|| writer.run(&at, &end));
             std::thread::sleep(pause);
