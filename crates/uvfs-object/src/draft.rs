@@ -23,16 +23,18 @@ use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
 use crate::store::{Version, is_directory};
 use crate::tree::Known;
-use crate::upload::{PART, Upload};
+use crate::upload::{PART, Print, Upload};
 
 /// The bytes of a record behind the header of a map.
-const TAIL: usize = 32;
+const TAIL: usize = 48;
 /// Flags of a record.
 const REPLACES: u32 = 1;
 const CLEAN: u32 = 2;
 const WANTED: u32 = 4;
 const GONE: u32 = 8;
 const KEPT: u32 = 16;
+const PRINT: u32 = 32;
+const ANEW: u32 = 64;
 /// The unit of st_blocks.
 const SECTOR: u64 = 512;
 /// Stands for an attribute that the record does not have.
@@ -75,6 +77,10 @@ pub(crate) struct State {
     pub(crate) sums: Vec<u32>,
     /// The later one of two drafts of a key took the place of the other.
     order: u32,
+    /// A program removed what it takes the place of. The store is told by the put, or if there is none by a removal.
+    pub(crate) anew: bool,
+    /// What a put that may have arrived has made of the object.
+    pub(crate) print: Option<Print>,
     /// `NUMBER.kept` has the contents that a program closed, while another changes them.
     kept: bool,
     /// The store's object is to be removed: it has no name any more on this mount.
@@ -272,8 +278,23 @@ impl Draft {
     pub(crate) fn stored(&self, before: &State, version: Version, sums: Vec<u32>) -> Result<()> {
         let mut state = self.state();
         state.stored = before.changes;
+        (state.print, state.anew) = (None, false);
         state.replaces = Some(version);
         state.sums = sums;
+        self.note(&state)
+    }
+
+    /// Notes what a put makes of the object, before it does.
+    pub(crate) fn about_to_put(&self, print: Print) -> Result<()> {
+        let mut state = self.state();
+        state.print = Some(print);
+        self.note(&state)
+    }
+
+    /// Notes that the version in the store is an earlier one of this draft.
+    pub(crate) fn take_place_of(&self, version: Version) -> Result<()> {
+        let mut state = self.state();
+        state.replaces = Some(version);
         self.note(&state)
     }
 
@@ -564,6 +585,8 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         stored: 0,
         wanted: 0,
         order: 0,
+        anew: false,
+        print: None,
         kept: false,
         sums: Vec::new(),
         gone: false,
@@ -584,7 +607,8 @@ pub(crate) fn change_of_name(key: &str, replaces: Option<Version>, gone: bool) -
     }
 }
 
-/// A record: the header of a map, and then a CRC-32C of the rest, flags, and attributes, each of 4 bytes, little-endian.
+/// A record: the header of a map, and then a CRC-32C of the rest, flags, attributes and the order, each of 4 bytes, little-endian,
+/// and a print.
 fn record(state: &State) -> Option<Vec<u8>> {
     let replaces = state.replaces.clone();
     let flag = |is, flag| if is { flag } else { 0 };
@@ -592,7 +616,9 @@ fn record(state: &State) -> Option<Vec<u8>> {
         | flag(!state.is_dirty(), CLEAN)
         | flag(state.is_wanted(), WANTED)
         | flag(state.gone, GONE)
-        | flag(state.kept, KEPT);
+        | flag(state.kept, KEPT)
+        | flag(state.print.is_some(), PRINT)
+        | flag(state.anew, ANEW);
     let (kind, rdev) = match state.posix.special {
         Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
         None => (0, 0),
@@ -607,7 +633,8 @@ fn record(state: &State) -> Option<Vec<u8>> {
         rdev,
         state.order,
     ];
-    let tail: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    let mut tail: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    tail.extend(state.print.unwrap_or_default());
     let mut all = map::header(&state.key, &replaces.unwrap_or_default())?;
     all.extend(crc32c::crc32c(&tail).to_le_bytes());
     all.extend(tail);
@@ -622,7 +649,8 @@ fn parse(record: &[u8]) -> Option<State> {
     if tail.len() != TAIL - 4 || u32::from_le_bytes(*sum) != crc32c::crc32c(tail) {
         return None;
     }
-    let (words, _) = tail.as_chunks();
+    let (words, print) = tail.split_last_chunk()?;
+    let (print, (words, _)) = (*print, words.as_chunks());
     let word = |at: usize| u32::from_le_bytes(words[at]);
     let attribute = |at| Some(word(at)).filter(|value| *value != NONE);
     let flags = word(0);
@@ -642,6 +670,8 @@ fn parse(record: &[u8]) -> Option<State> {
     let changes = u64::from(flags & CLEAN == 0);
     Some(State {
         order: word(6),
+        anew: flags & ANEW != 0,
+        print: (flags & PRINT != 0).then_some(print),
         gone: flags & GONE != 0,
         kept: flags & KEPT != 0,
         wanted: if flags & WANTED != 0 { changes } else { 0 },

@@ -189,16 +189,19 @@ impl ObjectFs {
         uvfs_sys::lock(&self.open).try_remove(fh)
     }
 
-    /// Runs a request to the store on the threads for that.
-    pub(crate) async fn ask<T: Send + 'static>(
+    /// Runs a request to the store on the threads for that. It begins at once.
+    pub(crate) fn ask<T: Send + 'static>(
         &self,
         cx: &Context,
         request: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
+    ) -> impl Future<Output = Result<T>> {
+        // The handler's future has none of the request's: the compiler bounds how deep they may nest.
         let task = self.fetch.runtime.spawn(request);
-        match until_killed(cx, task).await.ok_or(Errno::INTR)? {
-            Ok(answer) => answer,
-            Err(error) => Err(Error::new(Errno::IO, "a request to the store").because(error)),
+        async move {
+            match until_killed(cx, task).await.ok_or(Errno::INTR)? {
+                Ok(answer) => answer,
+                Err(error) => Err(Error::new(Errno::IO, "a request to the store").because(error)),
+            }
         }
     }
 

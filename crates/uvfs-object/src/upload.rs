@@ -10,6 +10,7 @@ use futures_util::StreamExt;
 use opendal::options::{CopyOptions, WriteOptions};
 use opendal::{Buffer, EntryMode, ErrorKind, Metadata, Writer};
 use rustix::io::Errno;
+use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use uvfs_server::fs::{Error, Result};
 
@@ -38,6 +39,12 @@ pub(crate) struct Stored {
     /// The checksums of its pieces, as a map has them.
     pub(crate) sums: Vec<u32>,
 }
+
+/// The beginning of the SHA-256 of an object's contents.
+pub(crate) type Print = [u8; 16];
+
+/// Told what an object will be, before the request that makes it one.
+pub(crate) type Tell<'a> = &'a (dyn Fn(Print) -> Result<()> + Send + Sync);
 
 /// The user metadata of an object.
 pub(crate) type Words = HashMap<String, String>;
@@ -85,6 +92,7 @@ impl Store {
         replaces: Option<&Version>,
         metadata: Option<Words>,
         sent: Option<Upload>,
+        tell: Option<Tell<'_>>,
     ) -> Result<Option<Stored>> {
         let size = file.metadata()?.len();
         let upload = match sent {
@@ -98,14 +106,19 @@ impl Store {
                     return Ok(None);
                 }
                 if size <= PART {
-                    let mut pieces = Pieces::default();
+                    let mut pieces = Pieces::new(tell.is_some());
                     let all = Buffer::from(pieces.read(file, size)?);
+                    pieces.tell(tell)?;
                     let answer = self.uploads.write_options(key, all, how);
                     let answer = self.uploaded(answer).await;
                     return self.stored(key, size, pieces, answer).await;
                 }
                 let whole = size.div_ceil(MOST_PARTS).next_multiple_of(1 << 20);
-                match self.begin(key, replaces, how, whole.max(PART)).await {
+                let pieces = Pieces::new(tell.is_some());
+                match self
+                    .begin(key, replaces, how, whole.max(PART), pieces)
+                    .await
+                {
                     Ok(upload) => upload,
                     Err(error) => {
                         return self.stored(key, size, Pieces::default(), Err(error)).await;
@@ -113,7 +126,7 @@ impl Store {
                 }
             }
         };
-        self.complete(upload, file, size).await
+        self.complete(upload, file, size, tell).await
     }
 
     /// Begins to upload a file that programs still write. The store has to take parts: see [`Store::takes_parts`].
@@ -125,10 +138,12 @@ impl Store {
         key: &str,
         replaces: Option<&Version>,
         memory: OwnedSemaphorePermit,
+        prints: bool,
     ) -> Result<Upload> {
         let mut how = options(None);
         self.condition(&mut how, replaces);
-        let begun = self.begin(key, replaces, how, PART).await;
+        let pieces = Pieces::new(prints);
+        let begun = self.begin(key, replaces, how, PART, pieces).await;
         let upload = begun.map_err(|error| failed(key, error))?;
         Ok(Upload {
             _memory: Some(memory),
@@ -151,6 +166,7 @@ impl Store {
         replaces: Option<&Version>,
         mut how: WriteOptions,
         part: u64,
+        pieces: Pieces,
     ) -> opendal::Result<Upload> {
         // Each write is a part. OpenDAL keeps the last one back, and sends the others.
         how.concurrent = PARTS - 1;
@@ -160,7 +176,7 @@ impl Store {
             key: key.to_owned(),
             replaces: replaces.cloned(),
             part,
-            pieces: Pieces::default(),
+            pieces,
             _memory: None,
         })
     }
@@ -186,7 +202,13 @@ impl Store {
     }
 
     /// Sends what is left of a file. `None` if the store has another version by then.
-    async fn complete(&self, mut upload: Upload, file: &File, size: u64) -> Result<Option<Stored>> {
+    async fn complete(
+        &self,
+        mut upload: Upload,
+        file: &File,
+        size: u64,
+        tell: Option<Tell<'_>>,
+    ) -> Result<Option<Stored>> {
         let done = loop {
             if upload.pieces.at == size {
                 // Some stores keep the conditions of single requests alone, so the versions are compared once more. A store that
@@ -195,7 +217,7 @@ impl Store {
                     true => self.has(&upload.key, upload.replaces.as_ref()).await,
                     false => Ok(true),
                 };
-                match same {
+                match same.and_then(|same| upload.pieces.tell(tell).map(|()| same)) {
                     Ok(true) => break Ok(Some(self.uploaded(upload.writer.close()).await)),
                     Ok(false) => break Ok(None),
                     Err(error) => break Err(error),
@@ -264,7 +286,7 @@ impl Store {
     }
 
     /// Whether the store has this version, or no object.
-    pub(crate) async fn has(&self, key: &str, version: Option<&Version>) -> Result<bool> {
+    async fn has(&self, key: &str, version: Option<&Version>) -> Result<bool> {
         let now = self.stat(key).await?.and_then(|facts| facts.version);
         Ok(match (now, version) {
             (None, None) => true,
@@ -291,13 +313,45 @@ impl Store {
         if file.metadata()?.len() != version.size {
             return Ok(false);
         }
+        let mut block = vec![0; BLOCK];
+        self.all_of(key, version, |at, part| {
+            let mine = &mut block[..part.len()];
+            file.read_exact_at(mine, at).is_ok() && mine == part
+        })
+        .await
+    }
+
+    /// Whether a version has the contents of this print.
+    pub(crate) async fn has_print(
+        &self,
+        key: &str,
+        version: &Version,
+        print: Option<Print>,
+    ) -> Result<bool> {
+        let Some(print) = print else {
+            return Ok(false);
+        };
+        let mut hash = Sha256::new();
+        let whole = self.all_of(key, version, |_, part| {
+            hash.update(part);
+            true
+        });
+        Ok(whole.await? && hash.finalize()[..print.len()] == print)
+    }
+
+    /// Looks at all of a version, until that says no.
+    async fn all_of(
+        &self,
+        key: &str,
+        version: &Version,
+        mut look: impl FnMut(u64, &[u8]) -> bool,
+    ) -> Result<bool> {
         let mut stream = self.fetch(key, version, 0..version.size).await?;
-        let (mut at, mut block) = (0, vec![0; BLOCK]);
+        let mut at = 0;
         while let Some(buffer) = self.next(key, &mut stream).await? {
             for bytes in buffer {
                 for part in bytes.chunks(BLOCK) {
-                    let mine = &mut block[..part.len()];
-                    if file.read_exact_at(mine, at).is_err() || mine != part {
+                    if !look(at, part) {
                         return Ok(false);
                     }
                     at += part.len() as u64;
@@ -410,9 +464,28 @@ struct Pieces {
     sum: u32,
     /// The checksums of blocks of [`BLOCK`] bytes.
     blocks: Vec<u32>,
+    print: Option<Sha256>,
 }
 
 impl Pieces {
+    fn new(prints: bool) -> Self {
+        Self {
+            print: prints.then(Sha256::new),
+            ..Self::default()
+        }
+    }
+
+    /// All has been read, and is about to become an object.
+    fn tell(&self, tell: Option<Tell<'_>>) -> Result<()> {
+        let Some((tell, hash)) = tell.zip(self.print.clone()) else {
+            return Ok(());
+        };
+        let mut print = Print::default();
+        let len = print.len();
+        print.copy_from_slice(&hash.finalize()[..len]);
+        tell(print)
+    }
+
     /// Reads the next bytes of the file.
     fn read(&mut self, file: &File, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
@@ -421,6 +494,9 @@ impl Pieces {
                 IoErrorKind::UnexpectedEof => Error::from(Errno::AGAIN),
                 _ => error.into(),
             })?;
+        if let Some(hash) = &mut self.print {
+            hash.update(&bytes);
+        }
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             let left = BLOCK - self.at as usize % BLOCK;

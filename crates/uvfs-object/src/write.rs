@@ -24,7 +24,7 @@ use crate::object::{Fetch, Object};
 use crate::posix::Posix;
 use crate::store::{Facts, NAME_MAX, Version, is_directory};
 use crate::tree::{self, Known, Tree};
-use crate::upload::{PART, PARTS, Stored, Upload, Words};
+use crate::upload::{PART, PARTS, Stored, Tell, Upload, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
 const TRIES: usize = 5;
@@ -124,7 +124,14 @@ impl Writing {
             let _permits = OptionFuture::from(upload.is_none().then_some(permits)).await;
             let words = self.words(draft, &before)?;
             let (key, replaces) = (&before.key, before.replaces.as_ref());
-            match store.put(key, &draft.file, replaces, words, upload).await {
+            // A program that does not wait for its put may change the file before the answer comes.
+            let tell = |print| draft.about_to_put(print);
+            let tell: Option<Tell<'_>> = match self.back {
+                true => Some(&tell),
+                false => None,
+            };
+            let put = store.put(key, &draft.file, replaces, words, upload, tell);
+            match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
                 Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
                     // Gone: nothing is overwritten.
@@ -135,6 +142,9 @@ impl Writing {
                     Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
                         let sums = Vec::new();
                         return self.stored(draft, &before, Stored { version, sums });
+                    }
+                    Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
+                        draft.take_place_of(version)?;
                     }
                     // Another writer has put another version.
                     Some(_) => {
@@ -164,9 +174,14 @@ impl Writing {
             }
             true => {
                 // Another writer's version stays.
-                let same = match &before.replaces {
-                    Some(version) => store.has(key, Some(version)).await?,
-                    None => true,
+                let now = match before.replaces {
+                    Some(_) => store.stat(key).await?.and_then(|facts| facts.version),
+                    None => None,
+                };
+                let same = match (&now, &before.replaces) {
+                    (Some(now), Some(version)) if now.is(version) => true,
+                    (Some(now), Some(_)) => store.has_print(key, now, before.print).await?,
+                    _ => true,
                 };
                 if same {
                     self.keep_parent(key).await?;
@@ -312,7 +327,7 @@ impl Writing {
                 let state = draft.state();
                 (state.key.clone(), state.replaces.clone())
             };
-            let begun = store.begin_early(&key, replaces.as_ref(), memory);
+            let begun = store.begin_early(&key, replaces.as_ref(), memory, self.back);
             *upload = Some(begun.await?);
         }
         while let Some(upload) = upload
@@ -321,6 +336,25 @@ impl Writing {
             store.send(upload, &draft.file, end).await?;
         }
         Ok(())
+    }
+
+    /// Finds out what the store has of a draft whose put may have arrived. The caller holds [`Draft::order`].
+    async fn find_out(&self, draft: Option<&Arc<Draft>>) -> Result<()> {
+        match draft {
+            Some(draft) if draft.state().print.is_some() => self.put_in_order(draft).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what a program had removed before it made the file anew that is given up.
+    fn give_name_back(self: &Arc<Self>, draft: &Draft) -> Result<()> {
+        let removal = {
+            let state = draft.state();
+            let mut removal = draft::change_of_name(&state.key, state.replaces.clone(), true);
+            removal.print = state.print;
+            Some(removal).filter(|_| state.anew)
+        };
+        removal.map_or(Ok(()), |removal| self.later(removal))
     }
 
     /// Gives a draft the key of a new object, beside the one of its name.
@@ -512,7 +546,8 @@ impl Writing {
     pub(crate) fn resume(self: &Arc<Self>) {
         for (key, draft) in self.drafts.below("") {
             if !draft.state().is_wanted() {
-                let moved = self.move_beside(&draft, "interrupted");
+                let moved = self.give_name_back(&draft);
+                let moved = moved.and_then(|()| self.move_beside(&draft, "interrupted"));
                 let beside = draft.state().key.clone();
                 tracing::warn!(
                     "the server ended while {key:?} was written: what was there by then becomes {beside:?}"
@@ -1100,6 +1135,7 @@ impl ObjectFs {
         let stored = self.store_draft(cx, &known, false).await;
         if stored.is_err() {
             let (writing, key) = (self.writing()?, draft.state().key.clone());
+            writing.give_name_back(&draft)?;
             writing.removed(&key, Some(&draft));
             self.tree.forget(known.node, 1);
         }
@@ -1169,13 +1205,16 @@ impl ObjectFs {
             let _still = writing.moving.read().await;
             // A put that is under way would bring it back.
             let _order = locked(draft.map(|draft| &draft.order)).await;
+            writing.find_out(draft).await?;
             if let Some(version) = there.version() {
                 // Programs that have it open read on.
                 if let Some(object) = open {
                     complete(writing.fetch.clone(), object).await?;
                 }
                 if writing.back {
-                    writing.later(draft::change_of_name(&name, Some(version), true))?;
+                    let mut removal = draft::change_of_name(&name, Some(version), true);
+                    removal.print = draft.and_then(|draft| draft.state().print);
+                    writing.later(removal)?;
                 } else {
                     writing.keep_directory(&parent).await?;
                     writing.fetch.store.remove(&name).await?;
@@ -1410,6 +1449,14 @@ impl Writing {
         // What is written there has no name any more.
         let overwritten = other.as_ref().and_then(There::draft);
         let _end = locked(overwritten.map(|draft| &draft.order)).await;
+        if let Some(draft) = overwritten
+            && self.back
+            && there.version().is_some()
+            && draft.state().is_wanted()
+        {
+            // The store is about to have the copy there. What was closed is in it first, and so no task puts it later.
+            self.put_in_order(draft).await?;
+        }
         let replaces = other.as_ref().and_then(There::version);
         let end = |draft: Option<&Arc<Draft>>| {
             if let Some(draft) = draft {
@@ -1419,6 +1466,7 @@ impl Writing {
         let version = match &there {
             There::Draft(draft) => {
                 let _order = draft.order.lock().await;
+                self.find_out(Some(draft)).await?;
                 // The store has nothing of a new file, so only its draft gets the name.
                 let is_stored = draft.state().replaces.is_some();
                 if is_stored {
@@ -1436,6 +1484,10 @@ impl Writing {
                     false => None,
                 };
                 self.tree.renamed(from, to);
+                if !is_stored {
+                    // A put of what it takes the place of may have arrived.
+                    draft.state().print = overwritten.and_then(|draft| draft.state().print);
+                }
                 let replaces = version.clone().or(replaces);
                 let is_draft = self.drafts.rename(draft, to, replaces)?;
                 // Only now: a crash leaves one of the two.

@@ -30,7 +30,7 @@ use uvfs_xfs::XfsFs;
 use crate::confine;
 use crate::daemon::{self, Asked, Report, Side, Signals};
 use crate::image::{self, Opened, remote};
-use crate::options::{self, Options, Write};
+use crate::options::{self, Options};
 use crate::umount;
 
 /// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
@@ -349,6 +349,9 @@ fn mount_store(
     report: &mut Report,
 ) -> Result<ExitCode> {
     use uvfs_object::Writes;
+
+    use crate::options::Write;
+
     let words = &options.remote;
     let mut how = uvfs_object::Options::default();
     how.cache_dir = words.cache_dir.clone();

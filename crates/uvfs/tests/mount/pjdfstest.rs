@@ -214,6 +214,7 @@ const NOT_ON_STORES: &[(&str, &[&str])] = &[
 ];
 
 /// An object store that is written passes what a disk passes, but for four kinds.
+#[cfg(feature = "object")]
 #[test]
 fn a_store_passes_but_for_some_kinds() {
     use Need::*;

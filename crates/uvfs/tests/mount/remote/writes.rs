@@ -146,7 +146,8 @@ fn killed_again_and_again(options: &[&str]) {
         let next = Mount::new(&serve, Path::new(&uri), &at);
         for (name, may) in &writer.files {
             let has = fs::read(at.join(name)).ok();
-            assert!(may.contains(&has), "{kill}: {name} on the mount");
+            let told = told(&has, may);
+            assert!(may.contains(&has), "{kill}: {name} on the mount: {told}");
         }
         next.unmount().ok();
         let bucket = fake.bucket();
@@ -160,7 +161,8 @@ fn killed_again_and_again(options: &[&str]) {
         for (name, may) in &mut writer.files {
             let object = bucket.objects.get(&format!("p/{name}"));
             let has = object.map(|object| object.contents.clone());
-            assert!(may.contains(&has), "{kill}: {name} in the store");
+            let told = told(&has, may);
+            assert!(may.contains(&has), "{kill}: {name} in the store: {told}");
             // What it is from now on.
             *may = vec![has];
         }
@@ -175,6 +177,13 @@ fn killed_again_and_again(options: &[&str]) {
         fake.bucket().asked.len()
     );
     mount.unwrap().unmount().ok();
+}
+
+/// Contents by their bytes and lengths.
+fn told(has: &Option<Vec<u8>>, may: &May) -> String {
+    let short = |one: &Option<Vec<u8>>| one.as_ref().map(|all| (all.first().copied(), all.len()));
+    let may: Vec<_> = may.iter().map(short).collect();
+    format!("{:?} instead of {may:?}", short(has))
 }
 
 /// A mount is writable by its option alone, and not by fstab's `rw`.
