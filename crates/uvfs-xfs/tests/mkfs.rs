@@ -1,5 +1,7 @@
 //! `mkfs`: its images against the checker, xfs_repair, and the kernel's view of them.
 
+#[path = "mkfs/archives.rs"]
+mod archives;
 mod common;
 #[path = "mkfs/random.rs"]
 mod random;
@@ -534,7 +536,10 @@ fn an_archive_becomes_an_image() {
                 .success()
         );
         let image = dir.path().join("image");
-        let from = From::Tar(Box::new(fs::File::open(&archive).unwrap()));
+        let from = From::Archives(vec![uvfs_xfs::mkfs::Archive {
+            name: archive.clone(),
+            from: Box::new(fs::File::open(&archive).unwrap()),
+        }]);
         make(&image, &MkfsOptions::default(), from).unwrap();
         sound(&image, format);
         let mount = Mount::new(&image, "ro,norecovery").unwrap();

@@ -11,7 +11,9 @@ use serde_json::json;
 use uvfs_cli::{Error, Progress, Result, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
-use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid, scratch};
+use uvfs_xfs::mkfs::{
+    Archive, From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid, scratch,
+};
 use uvfs_xfs::tools::escape;
 
 use crate::check::peak_memory;
@@ -204,7 +206,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => From::Nothing,
         Some(dir) if dir.as_os_str() == "-" => {
             confine::maker(&args.image, &scratch(&args.image));
-            From::Tar(Box::new(io::stdin()))
+            From::Archives(vec![Archive {
+                name: "standard input".into(),
+                from: Box::new(io::stdin()),
+            }])
         }
         Some(dir) => From::Directory(dir.clone()),
     };

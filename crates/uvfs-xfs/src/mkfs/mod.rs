@@ -36,6 +36,7 @@ mod space;
 mod target;
 
 pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
+pub use source::tar::Archive;
 pub use target::scratch;
 
 pub(crate) use inode::free_inode;
@@ -267,8 +268,9 @@ pub enum From {
     Nothing,
     /// A directory of the host.
     Directory(PathBuf),
-    /// A tar archive. It is read as a whole first, into a temporary file beside the image.
-    Tar(Box<dyn io::Read + Send>),
+    /// Tar archives, each laid over those before it as the layers of an image are. They are read as a whole first, into
+    /// a temporary file beside the image.
+    Archives(Vec<Archive>),
 }
 
 /// Makes a file system.
@@ -306,13 +308,13 @@ fn make(
     if place.sector > 512 {
         options.sector_size = options.sector_size.max(place.sector);
     }
+    let known = place.size(&options);
     let root = match from {
         From::Nothing => None,
         From::Directory(dir) => Some(HostDir::root(&dir, Some(place.id))?),
-        From::Tar(archive) => Some(source::tar::read(archive, &scratch(&place.image))?),
+        From::Archives(all) => Some(source::tar::read(all, &scratch(&place.image), known)?),
     };
     // Everything that has to be known before the first write.
-    let known = place.size(&options);
     let mut sum = estimate::Sum::default();
     let epoch = options.epoch.filter(|_| options.reproducible);
     let epoch = epoch.map(|sec| Time { sec, nsec: 0 });

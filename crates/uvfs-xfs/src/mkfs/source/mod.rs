@@ -1,8 +1,12 @@
 //! The sources that a new file system is filled from.
 
+mod acl;
 mod host;
+mod member;
+mod pax;
 mod sparse;
 pub mod tar;
+mod tree;
 
 pub use host::HostDir;
 

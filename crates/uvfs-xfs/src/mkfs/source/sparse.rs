@@ -1,10 +1,11 @@
-//! Sparse members of tar archives in PAX format, as GNU tar and bsdtar write them: versions 0.0, 0.1
-//! and 1.0.
+//! Sparse members of tar archives: in headers of old GNU tar, and in PAX format, as GNU tar and bsdtar write them, in
+//! versions 0.0, 0.1 and 1.0.
 
+use super::member::{self, BLOCK};
 use std::io::{self, Read};
 
-/// The unit of an archive, to which a map in the contents is filled up.
-const BLOCK: usize = 512;
+/// The most parts of a map, so that a short compressed archive can't fill the memory.
+const MOST_PARTS: usize = 1 << 20;
 
 /// The holes of a member, as its extended headers tell.
 #[derive(Debug, Default)]
@@ -25,12 +26,31 @@ fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
+fn bounded(parts: usize) -> io::Result<()> {
+    let why = "it has more than a million parts between holes";
+    let many = || io::Error::new(io::ErrorKind::InvalidData, why);
+    (parts <= MOST_PARTS).then_some(()).ok_or_else(many)
+}
+
 fn senseless() -> io::Error {
     let text = "what it says of its holes makes no sense";
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 impl Sparse {
+    /// Takes a part of the map of an old GNU header; an empty field ends it.
+    pub fn old(&mut self, fields: &[([u8; 12], [u8; 12])]) -> io::Result<()> {
+        let map = self.map.get_or_insert_default();
+        for (at, len) in fields.iter().take_while(|(_, len)| len[0] != 0) {
+            let number = |field: &[u8]| {
+                let n = member::number(field).and_then(|n| u64::try_from(n).ok());
+                n.ok_or_else(senseless)
+            };
+            map.push((number(at)?, number(len)?));
+        }
+        bounded(map.len())
+    }
+
     /// Takes an extended header, if it is about holes. Fails if it cannot be understood.
     pub fn take(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         let Some(key) = key.strip_prefix(b"GNU.sparse.") else {
@@ -114,6 +134,7 @@ fn read_map(from: &mut impl Read) -> io::Result<Vec<(u64, u64)>> {
     let mut map = Vec::new();
     for _ in 0..count {
         map.push((next()?, next()?));
+        bounded(map.len())?;
     }
     Ok(map)
 }

@@ -1,133 +1,56 @@
-//! A tar archive as a source.
+//! Tar archives as a source.
 //!
-//! An archive has its members in any order and tells sizes only as it goes, so all of it is read
-//! first: names and attributes into memory, contents into a temporary file without a name.
+//! An archive has its members in any order and tells sizes only as it goes, so all of it is read first, into a
+//! [`Tree`]. Members become what GNU tar makes of them as root (`--acls --xattrs --selinux --numeric-owner`); what it
+//! would not extract, or what XFS can't hold, is refused by name. Unlike there, symbolic links on the way to a member
+//! never lead out of the tree: an absolute target begins at its root.
 
-use super::sparse::Sparse;
-use super::{Data, Meta, Root, SourceDir, SourceEntry, SourceReader, Time, as_path};
-use crate::bulk::attr::NewAttr;
+use super::member::{Member, Members};
+use super::tree::{Body, Limits, ROOT, Tree};
+use super::{Root, as_path};
+use crate::format::SYMLINK_MAXLEN;
 use crate::mkfs::MkfsError;
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tar::{Archive, EntryType};
 
-/// The name of the archive in messages.
-const NAME: &str = "the tar archive";
-/// The unit in which zeros of a sparse member become holes.
-const GRAIN: usize = 4096;
-
-/// Where the contents of a member are: offset, length, offset in the temporary file.
-type Parts = Vec<(u64, u64, u64)>;
-
-/// A member, or a directory that members lie in.
-#[derive(Debug, Default)]
-struct Node {
-    meta: Meta,
-    attrs: Vec<NewAttr>,
-    target: Box<[u8]>,
-    parts: Parts,
-    sparse: bool,
-    names: u32,
-    below: BTreeMap<Box<[u8]>, usize>,
+/// An archive, and what messages call it.
+pub struct Archive {
+    /// Its path.
+    pub name: PathBuf,
+    /// Its bytes.
+    pub from: Box<dyn Read + Send>,
 }
 
-#[derive(Debug)]
-struct TarTree {
-    nodes: Vec<Node>,
-    contents: Arc<File>,
-    /// Bytes in that file.
-    end: u64,
-}
-
-#[derive(Debug)]
-struct TarDir {
-    tree: Arc<TarTree>,
-    node: usize,
-    path: PathBuf,
-}
-
-fn failed(what: &'static str) -> impl Fn(io::Error) -> MkfsError {
-    move |error| MkfsError::source(NAME.into(), what, error)
-}
-
-fn directory() -> Node {
-    Node {
-        meta: Meta::directory(Time::default()),
-        names: 1,
-        ..Node::default()
-    }
-}
-
-/// Reads an archive. Contents go to a temporary file in the directory `beside`.
+/// Reads archives that lie on each other as the layers of an image do, or a single one. Contents go to a temporary file
+/// in the directory `beside`. `size` is that of the new file system if it is known.
 ///
 /// # Errors
-/// [`MkfsError::Source`] and [`MkfsError::Unfit`], which name the member.
-pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
-    let contents = tempfile::tempfile_in(beside).map_err(failed("making a temporary file"))?;
-    let mut tree = TarTree {
-        nodes: vec![directory()],
-        contents: Arc::new(contents),
-        end: 0,
-    };
-    let mut archive = Archive::new(Input {
-        from: archive,
-        bytes: 0,
-        zeros: 0,
-    });
-    for member in archive.entries().map_err(failed("reading it"))? {
-        tree.add(member.map_err(failed("reading it"))?)?;
+/// [`MkfsError::Source`], [`MkfsError::Unfit`] and [`MkfsError::NoSpace`], which name the member.
+pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Root, MkfsError> {
+    let mut tree = Tree::new(beside, archives.len() > 1, Limits::of(size))?;
+    for archive in archives {
+        add(&mut tree, archive.from, &archive.name)?;
     }
-    let rest = archive.into_inner().finish();
-    rest.map_err(failed("reading it"))?;
-    let (meta, attrs) = (tree.nodes[0].meta.clone(), tree.nodes[0].attrs.clone());
-    let dir = TarDir {
-        tree: Arc::new(tree),
-        node: 0,
-        path: PathBuf::new(),
-    };
-    Ok(Root {
-        dir: Arc::new(dir),
-        meta,
-        attrs,
-    })
+    Ok(tree.into_root())
 }
 
-/// An archive on its way in. A program that fails while it writes one into a pipe leaves it without its end, which is
-/// not to be taken for a whole one.
-struct Input<R> {
-    from: R,
-    bytes: u64,
-    /// Bytes since the last one that was not zero.
-    zeros: u64,
-}
-
-impl<R: Read> Input<R> {
-    /// Reads what follows the last member: an end of two blocks of zeros, and padding, until the writer is done.
-    fn finish(mut self) -> io::Result<()> {
-        const END: u64 = 2 * 512;
-        let why = match self.bytes {
-            0 => "it is empty; did the program that writes it fail?",
-            // The first block of zeros ended the reading of members.
-            _ if self.zeros < END / 2 => "it has no end; did the program that writes it fail?",
-            _ => return io::copy(&mut self, &mut io::sink()).map(drop),
-        };
-        Err(io::Error::new(io::ErrorKind::UnexpectedEof, why))
-    }
-}
-
-impl<R: Read> Read for Input<R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let n = self.from.read(buf)?;
-        self.bytes += n as u64;
-        self.zeros = match buf[..n].iter().rposition(|b| *b != 0) {
-            None => self.zeros + n as u64,
-            Some(last) => (n - 1 - last) as u64,
-        };
-        Ok(n)
+/// Adds a layer.
+fn add(tree: &mut Tree, from: impl Read, archive: &Path) -> Result<(), MkfsError> {
+    tree.next_layer();
+    let mut members = Members::new(from);
+    loop {
+        let next = members.next().map_err(|(path, error)| {
+            let path = if path.is_empty() {
+                archive.into()
+            } else {
+                as_path(&path)
+            };
+            MkfsError::source(path, "reading it", error)
+        })?;
+        match next {
+            Some(member) => add_member(tree, member, &mut members)?,
+            None => return Ok(()),
+        }
     }
 }
 
@@ -141,339 +64,95 @@ fn names(path: &[u8]) -> Option<Vec<&[u8]>> {
     names.iter().all(fits).then_some(names)
 }
 
-/// Decimal seconds with a fraction, as PAX headers have times.
-fn pax_time(text: &str) -> Option<Time> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let sec: i64 = whole.parse().ok()?;
-    let nsec: u32 = format!("{fraction:0<9.9}").parse().ok()?;
-    Some(match whole.starts_with('-') && nsec > 0 {
-        true => Time {
-            sec: sec - 1,
-            nsec: 1_000_000_000 - nsec,
-        },
-        false => Time { sec, nsec },
-    })
-}
-
-/// The type that a member's inode has; none for a further name of one.
-fn type_bits(kind: EntryType) -> Option<u16> {
-    Some(match kind {
-        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => 0o100_000,
-        EntryType::Link => 0,
-        EntryType::Symlink => 0o120_000,
-        EntryType::Char => 0o020_000,
-        EntryType::Block => 0o060_000,
-        EntryType::Directory => 0o040_000,
-        EntryType::Fifo => 0o010_000,
-        _ => return None,
-    })
-}
-
-/// An owner that the format has no number for.
-fn no_owner() -> io::Error {
-    let why = "XFS has owners and groups from 0 to 4294967295";
-    io::Error::new(io::ErrorKind::InvalidData, why)
-}
-
-/// Takes a member's extended headers: times, owners, attributes and holes.
-fn extended(
-    m: &mut tar::Entry<'_, impl Read>,
-    meta: &mut Meta,
-    attrs: &mut Vec<NewAttr>,
-    sparse: &mut Sparse,
-) -> io::Result<()> {
-    let mut accessed = None;
-    for x in m.pax_extensions()?.into_iter().flatten() {
-        let x = x?;
-        let key = x.key_bytes();
-        let text = std::str::from_utf8(x.value_bytes()).unwrap_or("");
-        match key {
-            b"mtime" => {
-                if let Some(t) = pax_time(text) {
-                    (meta.mtime, meta.ctime, meta.crtime) = (t, t, t);
-                }
-            }
-            b"atime" => accessed = pax_time(text),
-            b"uid" => meta.uid = text.parse().map_err(|_| no_owner())?,
-            b"gid" => meta.gid = text.parse().map_err(|_| no_owner())?,
-            _ => match key.strip_prefix(b"SCHILY.xattr.") {
-                Some(name) => {
-                    let attr = super::host::attribute(name, x.value_bytes());
-                    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
-                    attrs.extend(attr.map_err(invalid)?);
-                }
-                None => sparse.take(key, x.value_bytes())?,
-            },
-        }
+fn add_member(
+    tree: &mut Tree,
+    mut m: Member,
+    contents: &mut Members<impl Read>,
+) -> Result<(), MkfsError> {
+    let path = std::mem::take(&mut m.path);
+    let unfit = |why| MkfsError::unfit(as_path(&path), why);
+    let all = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
+    if tree.has_whiteouts() && whiteout(tree, &all).map_err(unfit)? {
+        return Ok(());
     }
-    meta.atime = accessed.unwrap_or(meta.mtime);
-    super::host::sort_attributes(attrs);
-    Ok(())
-}
-
-impl TarTree {
-    /// The directory that these names lead to, made where it is missing.
-    fn directory(&mut self, names: &[&[u8]]) -> Option<usize> {
-        let mut at = 0;
-        for name in names {
-            at = match self.nodes[at].below.get(*name) {
-                Some(next) => *next,
-                None => {
-                    let next = self.nodes.len();
-                    self.nodes.push(directory());
-                    self.nodes[at].below.insert((*name).into(), next);
-                    next
-                }
-            };
-            if !self.nodes[at].meta.is_dir() {
-                return None;
-            }
-        }
-        Some(at)
-    }
-
-    fn find(&self, names: &[&[u8]]) -> Option<usize> {
-        let mut at = 0;
-        for name in names {
-            at = *self.nodes[at].below.get(*name)?;
-        }
-        Some(at)
-    }
-
-    fn add(&mut self, mut m: tar::Entry<'_, impl Read>) -> Result<(), MkfsError> {
-        let path = m.path_bytes().into_owned();
-        let shown = || as_path(&path);
-        let bad = |error: io::Error| MkfsError::source(as_path(&path), "reading it", error);
-        let unfit = |why| MkfsError::unfit(as_path(&path), why);
-        let kind = m.header().entry_type();
-        let link = m.link_name_bytes().map(|l| l.into_owned());
-        let header = m.header();
-        let mtime = Time {
-            sec: header.mtime().map_err(bad)? as i64,
-            nsec: 0,
+    let attrs = m.extended.attributes(m.meta.mode);
+    let Some((name, above)) = all.split_last() else {
+        // GNU tar skips members without a name.
+        return match m.meta.is_dir() {
+            true => tree.describe(ROOT, m.meta, attrs).map_err(unfit),
+            false if path.is_empty() => Ok(()),
+            false => Err(unfit("a root that is no directory")),
         };
-        // A header about the archive.
-        if kind == EntryType::XGlobalHeader {
-            return Ok(());
-        }
-        let type_bits =
-            type_bits(kind).ok_or_else(|| unfit("a kind of member that is not known"))?;
-        let rdev = match kind {
-            EntryType::Char | EntryType::Block => (
-                header.device_major().map_err(bad)?.unwrap_or(0),
-                header.device_minor().map_err(bad)?.unwrap_or(0),
-            ),
-            _ => (0, 0),
-        };
-        let (uid, gid) = (header.uid().map_err(bad)?, header.gid().map_err(bad)?);
-        // A header that gives the number again overrides what does not fit here.
-        let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
-        let mut meta = Meta {
-            mode: type_bits | (header.mode().map_err(bad)? as u16 & 0o7777),
-            uid: narrow(uid),
-            gid: narrow(gid),
-            size: m.size(),
-            rdev,
-            atime: mtime,
-            mtime,
-            ctime: mtime,
-            crtime: mtime,
-            flags: 0,
-        };
-        let (mut attrs, mut sparse) = (Vec::new(), Sparse::default());
-        extended(&mut m, &mut meta, &mut attrs, &mut sparse).map_err(bad)?;
-        let outside = |id: u64, now: u32| id > u64::from(u32::MAX) && now == u32::MAX;
-        if outside(uid, meta.uid) || outside(gid, meta.gid) {
-            return Err(bad(no_owner()));
-        }
-        let path = sparse.name.take().map_or(path.clone(), Vec::from);
-        let names_of = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
-        let Some((name, above)) = names_of.split_last() else {
-            // The root itself.
-            if meta.is_dir() {
-                (self.nodes[0].meta, self.nodes[0].attrs) = (meta, attrs);
-            }
-            return Ok(());
-        };
-        let above = self.directory(above);
-        let above = above.ok_or_else(|| unfit("it lies in something that is no directory"))?;
-        if kind == EntryType::Link {
-            let to = link.unwrap_or_default();
-            let to = names(&to).and_then(|n| self.find(&n));
-            let to = to.filter(|n| !self.nodes[*n].meta.is_dir());
+    };
+    let above = tree.directory(above, true).map_err(unfit)?;
+    let above = above.unwrap_or(ROOT);
+    let body = match m.meta.mode & 0o170_000 {
+        0 => {
+            let to = names(&m.link).map(|n| tree.file(&n)).transpose();
+            let to = to.map_err(unfit)?.flatten();
             let to = to.ok_or_else(|| unfit("a hard link to nothing that came before"))?;
-            self.put(above, name, to);
-            self.nodes[to].names += 1;
-            return Ok(());
+            return tree.put(above, name, to).map_err(unfit);
         }
-        if meta.is_dir()
-            && let Some(&old) = self.nodes[above].below.get(*name)
-            && self.nodes[old].meta.is_dir()
-        {
-            (self.nodes[old].meta, self.nodes[old].attrs) = (meta, attrs);
-            return Ok(());
+        0o040_000 => {
+            return tree
+                .put_directory(above, name, m.meta, attrs)
+                .map_err(unfit);
         }
-        let regular = type_bits == 0o100_000;
-        let failed = |error| MkfsError::source(shown(), "reading its contents", error);
-        let mut holes = kind == EntryType::GNUSparse;
-        let parts = match regular {
-            true => match sparse.parts(&mut m).map_err(failed)? {
-                Some(map) => {
-                    holes = true;
-                    meta.size = sparse.size.unwrap_or(meta.size);
-                    self.store_parts(&mut m, &map)
-                }
-                None => self.store(&mut m, holes),
+        0o100_000 => {
+            let sparse = &mut m.extended.sparse;
+            let map = sparse.parts(contents);
+            let map = map.map_err(|error| {
+                MkfsError::source(as_path(&path), "reading where its holes are", error)
+            })?;
+            let holes = map.is_some();
+            if holes {
+                m.meta.size = sparse.size.unwrap_or(m.meta.size);
             }
-            .map_err(failed)?,
-            false => Vec::new(),
-        };
-        let node = self.nodes.len();
-        self.nodes.push(Node {
-            meta: Meta {
-                size: if regular { meta.size } else { 0 },
-                ..meta
-            },
-            attrs,
-            target: match kind {
-                EntryType::Symlink => link.unwrap_or_default().into(),
-                _ => Box::default(),
-            },
-            parts,
-            sparse: holes,
-            ..directory()
-        });
-        self.put(above, name, node);
-        Ok(())
-    }
-
-    /// Gives a node a name; what had the name before loses it.
-    fn put(&mut self, above: usize, name: &[u8], node: usize) {
-        if let Some(old) = self.nodes[above].below.insert(name.into(), node) {
-            self.nodes[old].names -= 1;
+            let map = map.unwrap_or_else(|| vec![(0, m.meta.size)]);
+            Body::File(tree.store(contents, &map, || as_path(&path))?, holes)
         }
-    }
-
-    /// Copies the parts of a member that are there to the temporary file.
-    fn store_parts(&mut self, m: &mut impl Read, map: &[(u64, u64)]) -> io::Result<Parts> {
-        let mut parts = Vec::with_capacity(map.len());
-        let mut buf = vec![0; 256 << 10];
-        for (at, len) in map {
-            parts.push((*at, *len, self.end));
-            let mut left = *len;
-            while left > 0 {
-                let n = left.min(buf.len() as u64) as usize;
-                m.read_exact(&mut buf[..n])?;
-                self.contents.write_all_at(&buf[..n], self.end)?;
-                (left, self.end) = (left - n as u64, self.end + n as u64);
-            }
+        0o120_000 if m.link.is_empty() || m.link.len() >= SYMLINK_MAXLEN => {
+            let why = "XFS has targets of symbolic links from 1 to 1023 bytes";
+            return Err(unfit(why));
         }
-        Ok(parts)
-    }
-
-    /// Copies a member's contents to the temporary file.
-    fn store(&mut self, m: &mut impl Read, sparse: bool) -> io::Result<Parts> {
-        let mut parts = Parts::new();
-        let mut buf = vec![0; 256 << 10];
-        let mut at = 0;
-        loop {
-            let mut n = 0;
-            while n < buf.len() {
-                match m.read(&mut buf[n..])? {
-                    0 => break,
-                    more => n += more,
-                }
-            }
-            if n == 0 {
-                return Ok(parts);
-            }
-            let grain = if sparse { GRAIN } else { buf.len() };
-            for part in buf[..n].chunks(grain) {
-                let len = part.len() as u64;
-                if !sparse || part.iter().any(|b| *b != 0) {
-                    self.contents.write_all_at(part, self.end)?;
-                    match parts.last_mut() {
-                        Some((start, had, _)) if *start + *had == at => *had += len,
-                        _ => parts.push((at, len, self.end)),
-                    }
-                    self.end += len;
-                }
-                at += len;
-            }
-        }
-    }
+        0o120_000 => Body::Symlink(m.link.into()),
+        _ => Body::Special,
+    };
+    let node = tree.make(m.meta, attrs, body).map_err(unfit)?;
+    tree.put(above, name, node).map_err(unfit)
 }
 
-impl SourceDir for TarDir {
-    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
-        let below = &self.tree.nodes[self.node].below;
-        let entries = below.iter().map(|(name, node)| {
-            let n = &self.tree.nodes[*node];
-            SourceEntry {
-                name: name.clone(),
-                meta: n.meta.clone(),
-                links: (n.names > 1).then_some((0, *node as u64)),
-                attrs: n.attrs.clone(),
-                target: n.target.clone(),
-                data: match n.sparse {
-                    true => Data::Runs(n.parts.iter().map(|p| (p.0, p.1)).collect()),
-                    false => Data::Dense,
-                },
-            }
-        });
-        Ok(entries.collect())
+/// Takes a member that says what a layer removes (image-spec, "Whiteouts"); gives whether this is one.
+fn whiteout(tree: &mut Tree, names: &[&[u8]]) -> Result<bool, &'static str> {
+    const PREFIX: &[u8] = b".wh.";
+    // Of AUFS, which these names come from: about itself.
+    let own = |n: &&[u8]| n.starts_with(b".wh..wh.") && *n != b".wh..wh..opq";
+    if names.iter().any(own) {
+        return Ok(true);
     }
-
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Option<Arc<dyn SourceDir>>, MkfsError> {
-        let node = self.node_of(name)?;
-        Ok(Some(Arc::new(TarDir {
-            tree: self.tree.clone(),
-            node,
-            path: self.path(name),
-        })))
+    let Some((name, above)) = names.split_last() else {
+        return Ok(false);
+    };
+    let Some(hidden) = name.strip_prefix(PREFIX) else {
+        return Ok(false);
+    };
+    if matches!(hidden, b"" | b"." | b"..") {
+        return Err("it removes nothing that has a name");
     }
-
-    fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {
-        let node = self.node_of(name)?;
-        Ok(Some(SourceReader::Parts {
-            file: self.tree.contents.clone(),
-            parts: self.tree.nodes[node].parts.as_slice().into(),
-        }))
-    }
-
-    fn path(&self, name: &[u8]) -> PathBuf {
-        match name.is_empty() {
-            true => self.path.clone(),
-            false => self.path.join(as_path(name)),
+    if let Some(above) = tree.directory(above, false)? {
+        match hidden {
+            b".wh..opq" => tree.opaque(above),
+            _ => tree.whiteout(above, hidden),
         }
     }
-}
-
-impl TarDir {
-    fn node_of(&self, name: &[u8]) -> Result<usize, MkfsError> {
-        let node = self.tree.nodes[self.node].below.get(name);
-        let missing = || {
-            let error = io::ErrorKind::NotFound.into();
-            MkfsError::source(self.path(name), "opening it", error)
-        };
-        node.copied().ok_or_else(missing)
-    }
+    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Files from an archive get its times, with fractions.
-    #[test]
-    fn times_have_fractions() {
-        let t = |sec, nsec| Some(Time { sec, nsec });
-        assert_eq!(pax_time("12.5"), t(12, 500_000_000));
-        assert_eq!(pax_time("12"), t(12, 0));
-        assert_eq!(pax_time("-1.25"), t(-2, 750_000_000));
-        assert_eq!(pax_time("1.1234567891"), t(1, 123_456_789));
-        assert_eq!(pax_time("x"), None);
-    }
+    use crate::mkfs::source::SourceEntry;
+    use tar::EntryType;
 
     /// An archive names no files outside of the new image's root.
     #[test]
@@ -483,49 +162,257 @@ mod tests {
         assert_eq!(names(b"a/../b"), None);
     }
 
+    /// A member: its name, type, target or contents.
+    type Made<'a> = (&'a str, EntryType, &'a str);
+
+    fn header(kind: EntryType) -> tar::Header {
+        let mut header = tar::Header::new_ustar();
+        header.set_mode(0o644);
+        header.set_uid(7);
+        header.set_gid(7);
+        header.set_mtime(0);
+        header.set_entry_type(kind);
+        header
+    }
+
+    fn made(members: &[Made<'_>]) -> Vec<u8> {
+        let mut to = tar::Builder::new(Vec::new());
+        for (name, kind, more) in members {
+            let mut header = header(*kind);
+            let contents = if kind.is_file() { more.as_bytes() } else { b"" };
+            header.set_size(contents.len() as u64);
+            header.set_link_name_literal(more).unwrap();
+            to.append_data(&mut header, name, contents).unwrap();
+        }
+        to.into_inner().unwrap()
+    }
+
     /// An archive of one file, with extended headers.
     fn archive(headers: &[(&str, &[u8])], uid: u64) -> Vec<u8> {
         let mut to = tar::Builder::new(Vec::new());
         to.append_pax_extensions(headers.iter().copied()).unwrap();
-        let mut header = tar::Header::new_ustar();
+        let mut header = header(EntryType::Regular);
         header.set_size(5);
-        header.set_mode(0o644);
         header.set_uid(uid);
-        header.set_gid(7);
-        header.set_mtime(0);
-        header.set_entry_type(EntryType::Regular);
         to.append_data(&mut header, "file", &b"12345"[..]).unwrap();
         to.into_inner().unwrap()
     }
 
-    fn reading(bytes: &[u8]) -> Result<Root, MkfsError> {
-        read(bytes, &std::env::temp_dir())
+    fn reading(archives: &[&[u8]]) -> Result<Root, MkfsError> {
+        let archive = |bytes: &&[u8]| Archive {
+            name: "archive".into(),
+            from: Box::new(std::io::Cursor::new(bytes.to_vec())),
+        };
+        let archives = archives.iter().map(archive).collect();
+        read(archives, &std::env::temp_dir(), None)
+    }
+
+    /// All paths, those of directories with a slash.
+    fn paths(root: &Root) -> Vec<String> {
+        let mut out = Vec::new();
+        let mut todo = vec![root.dir.clone()];
+        while let Some(dir) = todo.pop() {
+            for SourceEntry { name, meta, .. } in dir.list().unwrap() {
+                let path = dir.path(&name).display().to_string();
+                if meta.is_dir() {
+                    todo.push(dir.clone().enter(&name).unwrap().unwrap());
+                }
+                out.push(path + if meta.is_dir() { "/" } else { "" });
+            }
+        }
+        out.sort();
+        out
     }
 
     /// The output of a program that failed is no archive: nothing at all, or one without its end.
     #[test]
     fn an_archive_needs_its_end() {
         let whole = archive(&[], 0);
-        assert_eq!(reading(&whole).unwrap().dir.list().unwrap().len(), 1);
+        let read = |bytes| reading(&[bytes]);
+        assert_eq!(read(&whole).unwrap().dir.list().unwrap().len(), 1);
         // Without a member, and with one block of the end, as some programs write it.
-        reading(&[0; 1024]).unwrap();
-        reading(&whole[..whole.len() - 512]).unwrap();
-        for len in [0, 100, 512, whole.len() - 1024] {
-            assert!(reading(&whole[..len]).is_err(), "{len} bytes");
+        read(&[0; 1024]).unwrap();
+        read(&whole[..whole.len() - 512]).unwrap();
+        for len in [0, 100, 512, 700, whole.len() - 1024] {
+            assert!(read(&whole[..len]).is_err(), "{len} bytes");
         }
+        let mut damaged = whole.clone();
+        damaged[3] ^= 1;
+        let error = read(&damaged).err().unwrap().to_string();
+        assert!(error.contains("no tar archive"), "{error}");
     }
 
     /// Owners that XFS has no number for are refused.
     #[test]
     fn owners_fit() {
         let owner = |headers: &[(&str, &[u8])], uid| {
-            let root = reading(&archive(headers, uid))?;
+            let root = reading(&[&archive(headers, uid)])?;
             Ok::<_, MkfsError>(root.dir.list()?[0].meta.uid)
         };
         assert_eq!(owner(&[], 7).unwrap(), 7);
         assert_eq!(owner(&[("uid", b"4294967294")], 7).unwrap(), u32::MAX - 1);
+        assert_eq!(owner(&[("uid", b"5")], 1 << 32).unwrap(), 5);
         assert!(owner(&[("uid", b"4294967296")], 7).is_err());
         assert!(owner(&[("gid", b"many")], 7).is_err());
         assert!(owner(&[], 1 << 32).is_err());
+    }
+
+    /// The archives as layers have these paths in the end.
+    #[track_caller]
+    fn layers(all: &[&[Made<'_>]], expected: &[&str]) {
+        let all: Vec<_> = all.iter().map(|m| made(m)).collect();
+        let all: Vec<_> = all.iter().map(Vec::as_slice).collect();
+        assert_eq!(paths(&reading(&all).unwrap()), expected);
+    }
+
+    const DIR: EntryType = EntryType::Directory;
+    const FILE: EntryType = EntryType::Regular;
+    const LINK: EntryType = EntryType::Symlink;
+    const HARD: EntryType = EntryType::Link;
+
+    /// Whiteouts remove what lower layers have, wherever they come in their own.
+    #[test]
+    fn whiteouts_remove_what_is_below() {
+        let lower: &[Made<'_>] = &[("d/a", FILE, "1"), ("d/b", FILE, "2"), ("e/f/g", FILE, "3")];
+        layers(
+            &[lower, &[("d/.wh.a", FILE, "")]],
+            &["d/", "d/b", "e/", "e/f/", "e/f/g"],
+        );
+        layers(&[lower, &[(".wh.d", FILE, "")]], &["e/", "e/f/", "e/f/g"]);
+        layers(
+            &[
+                lower,
+                &[
+                    (".wh.none", FILE, ""),
+                    ("x/.wh.y", FILE, ""),
+                    (".wh.e", FILE, ""),
+                ],
+            ],
+            &["d/", "d/a", "d/b"],
+        );
+        layers(
+            &[lower, &[(".wh..wh..opq", FILE, ""), ("n", FILE, "")]],
+            &["n"],
+        );
+        layers(
+            &[
+                lower,
+                &[
+                    ("n", FILE, ""),
+                    ("d/.wh..wh..opq", FILE, ""),
+                    (".wh.e", FILE, ""),
+                ],
+            ],
+            &["d/", "n"],
+        );
+        // The layer itself has something of that name: before and after.
+        let again: &[&str] = &["d/", "d/c", "e/", "e/f/", "e/f/g"];
+        layers(&[lower, &[("d/c", FILE, ""), (".wh.d", FILE, "")]], again);
+        layers(&[lower, &[(".wh.d", FILE, ""), ("d/c", FILE, "")]], again);
+        layers(
+            &[lower, &[("d/c", FILE, ""), ("d/.wh..wh..opq", FILE, "")]],
+            again,
+        );
+        layers(
+            &[
+                lower,
+                &[
+                    ("d", DIR, ""),
+                    ("d/.wh..wh..opq", FILE, ""),
+                    ("d/c", FILE, ""),
+                ],
+            ],
+            again,
+        );
+        // A whiteout that is a hard link, and what AUFS has for itself.
+        layers(
+            &[
+                lower,
+                &[(".wh.d", HARD, "e/f/g"), (".wh..wh.plnk/5.6", FILE, "")],
+            ],
+            &["e/", "e/f/", "e/f/g"],
+        );
+        // In a single archive they are names like any other.
+        layers(&[&[(".wh.x", FILE, "")]], &[".wh.x"]);
+        for wrong in [".wh.", "d/.wh..", ".wh..."] {
+            let upper = made(&[(wrong, FILE, "")]);
+            assert!(reading(&[&made(lower), &upper]).is_err(), "{wrong}");
+        }
+    }
+
+    /// Members of a layer replace what has another type, and go below what links lead to.
+    #[test]
+    fn layers_replace_other_types() {
+        let lower: &[Made<'_>] = &[("d/a", FILE, "1"), ("l", LINK, "d"), ("f", FILE, "2")];
+        layers(&[lower, &[("d", FILE, "")]], &["d", "f", "l"]);
+        layers(
+            &[lower, &[("f/x", FILE, "")]],
+            &["d/", "d/a", "f/", "f/x", "l"],
+        );
+        layers(
+            &[lower, &[("l/x", FILE, "")]],
+            &["d/", "d/a", "d/x", "f", "l"],
+        );
+        layers(
+            &[lower, &[("l", DIR, ""), ("l/x", FILE, "")]],
+            &["d/", "d/a", "f", "l/", "l/x"],
+        );
+        layers(
+            &[lower, &[("l", DIR, ""), ("l/.wh..wh..opq", FILE, "")]],
+            &["d/", "d/a", "f", "l/"],
+        );
+        layers(
+            &[lower, &[("h", HARD, "d/a"), (".wh.d", FILE, "")]],
+            &["f", "h", "l"],
+        );
+        layers(
+            &[&[("l", LINK, "../../x/y")], &[("l/z", FILE, "")]],
+            &["l", "x/", "x/y/", "x/y/z"],
+        );
+    }
+
+    /// Of a single archive, what GNU tar would not extract is refused.
+    #[test]
+    fn what_has_no_place_is_refused() {
+        let wrong: [&[Made<'_>]; 7] = [
+            &[("d/a", FILE, ""), ("d", FILE, "")],
+            &[("f", FILE, ""), ("f/x", FILE, "")],
+            &[("l", LINK, "none"), ("l/x", FILE, "")],
+            &[("l", LINK, "l"), ("l/x", FILE, "")],
+            &[("h", HARD, "none")],
+            &[("d/a", FILE, ""), ("h", HARD, "d")],
+            &[("h", HARD, "h")],
+        ];
+        for wrong in wrong {
+            assert!(reading(&[&made(wrong)]).is_err(), "{wrong:?}");
+        }
+        layers(&[&[("l", LINK, "/"), ("l/x", FILE, "")]], &["l", "x"]);
+        layers(&[&[("d", DIR, ""), ("d", FILE, "")]], &["d"]);
+        layers(
+            &[&[
+                ("a", FILE, ""),
+                ("l", LINK, "."),
+                ("h", HARD, "l/l/a"),
+                ("h", HARD, "h"),
+            ]],
+            &["a", "h", "l"],
+        );
+    }
+
+    /// A short archive does not fill the disk, nor the memory.
+    #[test]
+    fn archives_are_bounded() {
+        let all = || {
+            let bytes = made(&[("a", FILE, "12345"), ("b", FILE, "12345")]);
+            std::io::Cursor::new(bytes)
+        };
+        let within = |contents, memory| {
+            let limits = Limits { contents, memory };
+            let mut tree = Tree::new(&std::env::temp_dir(), false, limits).unwrap();
+            add(&mut tree, all(), Path::new("archive"))
+        };
+        within(10, 10_000).unwrap();
+        assert!(matches!(within(9, 10_000), Err(MkfsError::NoSpace { .. })));
+        assert!(matches!(within(10, 500), Err(MkfsError::Unfit { .. })));
     }
 }
