@@ -427,6 +427,51 @@ def by_hand():
         refused="holes")
 
 
+def compressed():
+    whole = open(os.path.join(out, "gnu-sparse-1.0-all"), "rb").read()
+    # Also where one frame ends within a member.
+    parts = [whole[:70001], b"", whole[70001:]]
+
+    def by(program, *options):
+        return lambda data: subprocess.run([program, *options], input=data, stdout=subprocess.PIPE, check=True).stdout
+
+    for name, compress in {
+        "gzip": by("gzip", "-nc"), "gzip-9": by("gzip", "-9nc"),
+        "bzip2": by("bzip2", "-c"), "bzip2-1": by("bzip2", "-1c"),
+        "zstd": by("zstd", "-qc"), "zstd-fast": by("zstd", "-qc", "--fast=5"), "zstd-22": by("zstd", "-qc", "-22", "--ultra"),
+        "zstd-long": by("zstd", "-qc", "--long=27"), "zstd-without-checksum": by("zstd", "-qc", "--no-check"),
+        "xz": by("xz", "-c"), "xz-9": by("xz", "-9ec"), "xz-0": by("xz", "-0c"), "xz-blocks": by("xz", "-T2", "--block-size=100000", "-c"),
+        "xz-x86": by("xz", "--x86", "--lzma2=preset=1", "-c"), "xz-sha256": by("xz", "--check=sha256", "-c"),
+        "xz-delta": by("xz", "--check=crc32", "--delta=dist=4", "--lzma2", "-c"),
+    }.items():
+        program = name.split("-")[0]
+        frames = [compress(part) for part in parts]
+        all_at_once = compress(whole)
+        damaged = bytearray(all_at_once)
+        damaged[len(damaged) // 2] ^= 0x10
+        for kind, data, refused in [
+            ("", all_at_once, ""), ("-frames", b"".join(frames), ""), ("-padded", all_at_once + bytes(5000), ""),
+            ("-cut-off", all_at_once[: len(all_at_once) // 3], program), ("-damaged", bytes(damaged), program),
+            ("-and-junk", all_at_once + b"junk", program),
+        ]:
+            # Only a damaged checksum tells, or nothing.
+            if kind != "-damaged" or "without" not in name:
+                with open(given(f"compressed-{name}{kind}", refused, "gnu-sparse-1.0-all"), "wb") as to:
+                    to.write(data)
+    skipped = struct.pack("<II", 0x184D2A53, 5) + b"12345"
+    zstd = by("zstd", "-qc")
+    for name, data in [
+        ("zstd-skipped", skipped + zstd(whole) + skipped), ("zstd-known", zstd(whole)),
+        ("zstd-stream", by("zstd", "-qc", "--stream-size=%d" % len(whole))(whole)),
+    ]:
+        open(given(f"compressed-{name}", "", "gnu-sparse-1.0-all"), "wb").write(data)
+    open(given("compressed-zstd-31", "--long"), "wb").write(by("zstd", "-qc", "--long=31")(whole))
+    open(given("compressed-lz4", "lz4"), "wb").write(b"\x04\x22\x4d\x18" + bytes(600))
+    # Names that look like compressions.
+    for magic in [b"BZh9", b"\x1f\x8b\x08", b"\xfd7zXZ", b"LZIP"]:
+        raw("named-" + magic.hex(), file(magic + b" a name"))
+
+
 def go(program):
     for name in subprocess.run([program, out], check=True, capture_output=True, text=True).stdout.split():
         given(name)
@@ -439,4 +484,5 @@ gnu()
 bsd()
 python()
 by_hand()
+compressed()
 listed.close()

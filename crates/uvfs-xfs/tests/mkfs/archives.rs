@@ -11,6 +11,8 @@ use uvfs_xfs::mkfs::Archive;
 /// CI makes an image of each fifth archive. A part of names chooses others, and `all` or the long variants all.
 const CHOSEN: &str = "UVFS_TEST_ARCHIVES";
 
+const PROGRAMS: [&str; 7] = ["bsdtar", "bzip2", "python3", "setfacl", "tar", "xz", "zstd"];
+
 /// Every archive: its name, the reason if it is to be refused, and the one that GNU tar extracts.
 fn archives(source: &Path, out: &Path, all: bool) -> Vec<[String; 3]> {
     let at = |name| Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mkfs")).join(name);
@@ -86,7 +88,7 @@ fn lines(root: &Path, since: u64) -> Vec<String> {
 /// Each archive becomes what GNU tar extracts from it, or is refused for the reason that is told.
 #[test]
 fn every_archive_becomes_what_gnu_tar_extracts() {
-    if !can_run() || !has(&["tar", "bsdtar", "python3", "setfacl"].map(Need::Program)) {
+    if !can_run() || !has(&PROGRAMS.map(Need::Program)) {
         return;
     }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

@@ -1,6 +1,7 @@
 //! The sources that a new file system is filled from.
 
 mod acl;
+mod compressed;
 mod host;
 mod member;
 mod pax;

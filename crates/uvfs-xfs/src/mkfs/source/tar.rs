@@ -3,8 +3,9 @@
 //! An archive has its members in any order and tells sizes only as it goes, so all of it is read first, into a
 //! [`Tree`]. Members become what GNU tar makes of them as root (`--acls --xattrs --selinux --numeric-owner`); what it
 //! would not extract, or what XFS can't hold, is refused by name. Unlike there, symbolic links on the way to a member
-//! never lead out of the tree: an absolute target begins at its root.
+//! never lead out of the tree: an absolute target begins at its root. An archive may be compressed.
 
+use super::compressed;
 use super::member::{Member, Members};
 use super::tree::{Body, Limits, ROOT, Tree};
 use super::{Root, as_path};
@@ -35,8 +36,10 @@ pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<
 }
 
 /// Adds a layer.
-fn add(tree: &mut Tree, from: impl Read, archive: &Path) -> Result<(), MkfsError> {
+fn add(tree: &mut Tree, from: impl Read + Send + 'static, archive: &Path) -> Result<(), MkfsError> {
     tree.next_layer();
+    let from = compressed::plain(from);
+    let from = from.map_err(|e| MkfsError::source(archive.into(), "reading it", e))?;
     let mut members = Members::new(from);
     loop {
         let next = members.next().map_err(|(path, error)| {
