@@ -3,6 +3,8 @@
 
 #[path = "../../crates/uvfs-client/tests/client/common/mod.rs"]
 mod common;
+#[path = "../../crates/uvfs-xfs/tests/mkfs/members.rs"]
+pub mod members;
 #[path = "../../crates/uvfs-xfs/tests/common/mutate.rs"]
 pub mod mutate;
 #[path = "../../crates/uvfs-client/tests/client/fuzz/targets.rs"]

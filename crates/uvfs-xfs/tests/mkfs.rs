@@ -3,6 +3,10 @@
 #[path = "mkfs/archives.rs"]
 mod archives;
 mod common;
+#[path = "mkfs/images.rs"]
+mod images;
+#[path = "mkfs/members.rs"]
+mod members;
 #[path = "mkfs/random.rs"]
 mod random;
 

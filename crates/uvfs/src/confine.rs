@@ -117,9 +117,11 @@ pub fn checker() {
     confine(kept, &files, &[BASE, RINGS, MAKING]);
 }
 
-/// For a command that makes an image, and a temporary file in `scratch`.
-pub fn maker(image: &Path, scratch: &Path) {
+/// For a command that makes an image, and a temporary file in `scratch`, from what it has opened or what is in a
+/// directory.
+pub fn maker(image: &Path, scratch: &Path, from: Option<&PathBuf>) {
     let files = Files {
+        read: from.cloned(),
         image: image.exists().then(|| image.to_owned()),
         scratch: Some(scratch.to_owned()),
         ..Files::default()
@@ -156,6 +158,8 @@ struct Files {
     image: Option<PathBuf>,
     /// Regular files, in this directory.
     scratch: Option<PathBuf>,
+    /// Everything in this directory, to be read.
+    read: Option<PathBuf>,
     /// Everything, in this directory.
     copies: Option<PathBuf>,
 }
@@ -190,6 +194,7 @@ fn confine_files(files: &Files) -> Result<RulesetStatus, Box<dyn std::error::Err
         .add_rules(path_beneath_rules(["/proc", "/sys"], read))?
         .add_rules(path_beneath_rules(fuse, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(&files.sockets, sockets))?
+        .add_rules(path_beneath_rules(&files.read, read))?
         .add_rules(path_beneath_rules(&files.image, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(&files.scratch, regular))?
         .add_rules(path_beneath_rules(

@@ -1,5 +1,6 @@
 //! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ Examples:
   uvfs mkfs --from rootfs disk.img                 as large as the contents need
   uvfs mkfs --from rootfs --size 4G -L root disk.img
   docker export box | uvfs mkfs --from - disk.img
+  docker save debian | uvfs mkfs --from - disk.img
+  uvfs mkfs --from base.tar.zst --from changes.tar disk.img
   uvfs mkfs -f -b size=4096 -d agcount=8 -m uuid=6f5e3c1a-0a3f-4a68-9a3f-3f4b5a9f3a10 /dev/sdb1
   SOURCE_DATE_EPOCH=1700000000 uvfs mkfs --reproducible --from rootfs disk.img
 
@@ -34,8 +37,13 @@ options -b, -d, -i, -l, -m, -s and -L are those of mkfs.xfs(8).
 
 With --from, names, types, modes, owners, times, hard and symbolic links, devices, FIFOs, sockets,
 extended attributes, ACLs and holes are kept. Blocks that files share with each other (reflinks) are
-copied for each. An image inside of the source is left out. An archive is read as a whole first, into a
-temporary file beside the image; sparse members of GNU and PAX formats keep their holes.
+copied for each. An image inside of the source is left out.
+
+Archives are tar archives of any kind, plain or compressed by gzip, bzip2, xz or zstd. What becomes of them
+is what GNU tar extracts as root with owners by number, ACLs and all attributes; what it would not extract is
+refused. They are read as a whole first, into a temporary file beside the image. Of an image for several
+platforms, that of this machine is taken. With several archives, and in an image, names that begin with .wh.
+remove what lies below (whiteouts).
 
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
 source needs with a twentieth to spare, at least 300M.
@@ -71,9 +79,10 @@ pub struct Args {
     /// Image file or block device
     #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
-    /// Fill it from this directory, or from a tar archive on standard input (-)
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    from: Option<PathBuf>,
+    /// Fill it from this directory, tar archive, or image of layers (an OCI layout, or what docker saves); - is standard
+    /// input. Of several archives, each is laid over those before it
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
+    from: Vec<PathBuf>,
     /// Size of the file system, such as 10G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
@@ -198,21 +207,51 @@ fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
     Ok(o)
 }
 
+/// What the image is to be filled from.
+fn source(args: &Args) -> Result<From> {
+    let confined = |layout| confine::maker(&args.image, &scratch(&args.image), layout);
+    match &args.from[..] {
+        [] => return Ok(From::Nothing),
+        [dir] if dir.is_dir() => {
+            // Its layers may come from anywhere.
+            let marks = ["oci-layout", "index.json"];
+            if marks.iter().all(|name| dir.join(name).exists()) {
+                confined(Some(dir));
+            }
+            return Ok(From::Directory(dir.clone()));
+        }
+        _ => {}
+    }
+    let mut archives = Vec::with_capacity(args.from.len());
+    for path in &args.from {
+        let shown = || escape(path.as_os_str().as_bytes());
+        if path.is_dir() {
+            let why = "a directory has to be the only source; make an archive of it for several (tar -C DIR -c .)";
+            return Err(Error::usage(format!("--from {}: {why}", shown())));
+        }
+        let standard_input = path.as_os_str() == "-";
+        let opened =
+            || File::open(path).map_err(|e| Error::new(format!("{}: opening it: {e}", shown())));
+        archives.push(Archive {
+            name: match standard_input {
+                true => "standard input".into(),
+                false => path.clone(),
+            },
+            from: match standard_input {
+                true => Box::new(io::stdin()),
+                false => Box::new(opened()?),
+            },
+        });
+    }
+    confined(None);
+    Ok(From::Archives(archives))
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let options = mkfs_options(&args)?;
-    let from = match &args.from {
-        None => From::Nothing,
-        Some(dir) if dir.as_os_str() == "-" => {
-            confine::maker(&args.image, &scratch(&args.image));
-            From::Archives(vec![Archive {
-                name: "standard input".into(),
-                from: Box::new(io::stdin()),
-            }])
-        }
-        Some(dir) => From::Directory(dir.clone()),
-    };
+    let from = source(&args)?;
     let progress = MkfsProgress::default();
     let far = || {
         let (inodes, bytes) = progress.get();

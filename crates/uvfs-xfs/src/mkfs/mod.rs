@@ -266,10 +266,10 @@ impl MkfsError {
 pub enum From {
     /// Nothing.
     Nothing,
-    /// A directory of the host.
+    /// A directory of the host, or the image whose OCI layout that is.
     Directory(PathBuf),
-    /// Tar archives, each laid over those before it as the layers of an image are. They are read as a whole first, into
-    /// a temporary file beside the image.
+    /// Tar archives, each laid over those before it as the layers of an image are; the first may hold an image. They are
+    /// read as a whole first, into a temporary file beside the image.
     Archives(Vec<Archive>),
 }
 
@@ -311,7 +311,10 @@ fn make(
     let known = place.size(&options);
     let root = match from {
         From::Nothing => None,
-        From::Directory(dir) => Some(HostDir::root(&dir, Some(place.id))?),
+        From::Directory(dir) => Some(match source::oci::layers(dir.as_path())? {
+            Some(layers) => source::tar::read_layers(layers, &scratch(&place.image), known)?,
+            None => HostDir::root(&dir, Some(place.id))?,
+        }),
         From::Archives(all) => Some(source::tar::read(all, &scratch(&place.image), known)?),
     };
     // Everything that has to be known before the first write.

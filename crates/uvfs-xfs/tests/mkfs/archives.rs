@@ -44,7 +44,7 @@ pub fn archive(path: &Path) -> Archive {
 }
 
 /// What the two trees have to have in common. Directories that no member is about get their times from the clock.
-fn lines(root: &Path, since: u64) -> Vec<String> {
+pub fn lines(root: &Path, since: u64) -> Vec<String> {
     let mut inodes = BTreeMap::<u64, Vec<PathBuf>>::new();
     let mut lines = Vec::new();
     let mut todo = vec![PathBuf::new()];

@@ -175,3 +175,42 @@ fn random_trees_are_read_back() {
         })
         .unwrap();
 }
+
+/// Of an archive of any bytes mkfs makes a sound image, or none.
+#[test]
+fn random_archives_are_refused_or_become_sound_images() {
+    let cases = if uvfs_testing::full() { 100_000 } else { 3000 };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    };
+    let dir = scratch();
+    let image = dir.path().join("image");
+    let made = std::cell::Cell::new(0);
+    TestRunner::new(config)
+        .run(&prop::collection::vec(any::<u8>(), 0..400), |bytes| {
+            members::read(&bytes);
+            Ok(())
+        })
+        .unwrap();
+    let config = Config {
+        cases: cases / 10,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let few = prop::collection::vec(any::<u8>(), 0..40);
+    TestRunner::new(config)
+        .run(&few, |bytes| {
+            let from = From::Archives(members::from_bytes(&bytes));
+            if make(&image, &MkfsOptions::default(), from).is_ok() {
+                assert_eq!(findings(&image), Vec::<String>::new());
+                fs::remove_file(&image).unwrap();
+                made.set(made.get() + 1);
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert!(made.get() > cases / 100, "{} images", made.get());
+}

@@ -47,6 +47,53 @@ fn a_directory_becomes_an_image_that_the_kernel_mounts() {
     same(&ours, &expected);
 }
 
+/// `--from` takes an archive by its name, compressed or not, several of them, and an OCI layout, with the rights that a
+/// confined command has.
+#[test]
+fn archives_and_layouts_become_images() {
+    if !has(&[Need::Uvfs, Need::Program("python3"), Need::Program("tar")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = r#"cd "$1"; mkdir tree; echo one >tree/one; echo two >tree/two
+tar -C tree -cf base.tar .; gzip -k base.tar; mkdir upper; touch upper/.wh.one; echo 3 >upper/three
+tar -C upper -cf upper.tar .; mkdir -p layout/blobs/sha256; cd layout; echo '{}' >oci-layout
+blob() { digest=$(sha256sum "$1" | cut -d ' ' -f 1); size=$(stat -c %s "$1"); mv "$1" blobs/sha256/$digest; }
+gzip -c ../base.tar >a; blob a; echo '{"layers":[{"mediaType":"layer.v1.tar+gzip","digest":"sha256:'$digest'"}]}' >m
+blob m; echo '{"manifests":[{"mediaType":"image.manifest.v1+json","digest":"sha256:'$digest'"}]}' >index.json"#;
+    run(&mut shell(script, &[&scratch.path("")])).ok();
+    let path = |name: &str| scratch.path(name).to_str().unwrap().to_owned();
+    let image = path("image");
+    let names = |from: &[&str]| {
+        let paths = from.iter().map(|name| path(name));
+        let args = paths.flat_map(|path| ["--from".to_owned(), path]);
+        let args: Vec<String> = args.collect();
+        let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+        args.push(&image);
+        mkfs(&args).ok();
+        let names = run(uvfs().args(["ls", &image])).ok();
+        fs::remove_file(&image).unwrap();
+        names
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["tree"]), ["one", "two"]);
+    assert_eq!(names(&["base.tar"]), ["one", "two"]);
+    assert_eq!(names(&["base.tar.gz"]), ["one", "two"]);
+    assert_eq!(names(&["layout"]), ["one", "two"]);
+    assert_eq!(names(&["base.tar.gz", "upper.tar"]), ["three", "two"]);
+    let (tree, base) = (path("tree"), path("base.tar"));
+    let both = mkfs(&["--from", &base, "--from", &tree, &image]);
+    assert_eq!(both.status.code(), Some(2));
+    assert!(both.stderr.contains("the only source"), "{both}");
+    refused(
+        &mkfs(&["--from", "/etc/passwd", &image]),
+        &["/etc/passwd", "no tar archive"],
+    );
+    assert!(!Path::new(&image).exists());
+}
+
 /// A block device becomes a file system.
 #[test]
 fn a_device_becomes_a_file_system() {

@@ -162,7 +162,7 @@ impl<R: Read> Members<R> {
     /// Announces contents.
     fn contents(&mut self, size: u64) {
         self.left = size;
-        self.padding = size.next_multiple_of(BLOCK as u64) - size;
+        self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
     /// The next header; `None` if there are no more.

@@ -4,6 +4,7 @@ mod acl;
 mod compressed;
 mod host;
 mod member;
+pub mod oci;
 mod pax;
 mod sparse;
 pub mod tar;

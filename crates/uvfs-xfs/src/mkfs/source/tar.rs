@@ -5,10 +5,10 @@
 //! would not extract, or what XFS can't hold, is refused by name. Unlike there, symbolic links on the way to a member
 //! never lead out of the tree: an absolute target begins at its root. An archive may be compressed.
 
-use super::compressed;
 use super::member::{Member, Members};
 use super::tree::{Body, Limits, ROOT, Tree};
 use super::{Root, as_path};
+use super::{compressed, oci};
 use crate::format::SYMLINK_MAXLEN;
 use crate::mkfs::MkfsError;
 use std::io::Read;
@@ -22,17 +22,50 @@ pub struct Archive {
     pub from: Box<dyn Read + Send>,
 }
 
-/// Reads archives that lie on each other as the layers of an image do, or a single one. Contents go to a temporary file
-/// in the directory `beside`. `size` is that of the new file system if it is known.
+/// Reads archives that lie on each other as the layers of an image do, or a single one, which may hold an image.
+/// Contents go to a temporary file in the directory `beside`. `size` is that of the new file system if it is known.
 ///
 /// # Errors
 /// [`MkfsError::Source`], [`MkfsError::Unfit`] and [`MkfsError::NoSpace`], which name the member.
 pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Root, MkfsError> {
     let mut tree = Tree::new(beside, archives.len() > 1, Limits::of(size))?;
-    for archive in archives {
+    for (i, archive) in archives.into_iter().enumerate() {
         add(&mut tree, archive.from, &archive.name)?;
+        if !tree.may_be_image() {
+            continue;
+        }
+        let finished = tree.finish();
+        let layers = oci::layers(&finished.root())?;
+        tree = match (layers, finished.into_tree()) {
+            (Some(_), _) if i > 0 => {
+                let why = "an image of layers has to be the first source";
+                return Err(MkfsError::unfit(archive.name, why));
+            }
+            (Some(layers), _) => layered(layers, beside, size)?,
+            (None, tree) => tree.ok_or(MkfsError::Stopped)?,
+        };
     }
-    Ok(tree.into_root())
+    Ok(tree.finish().root())
+}
+
+/// Reads the layers of an image, the lowest first. As [`read`] else.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_layers(
+    layers: Vec<Archive>,
+    beside: &Path,
+    size: Option<u64>,
+) -> Result<Root, MkfsError> {
+    Ok(layered(layers, beside, size)?.finish().root())
+}
+
+fn layered(layers: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Tree, MkfsError> {
+    let mut tree = Tree::new(beside, true, Limits::of(size))?;
+    for layer in layers {
+        add(&mut tree, layer.from, &layer.name)?;
+    }
+    Ok(tree)
 }
 
 /// Adds a layer.
@@ -243,6 +276,19 @@ mod tests {
         damaged[3] ^= 1;
         let error = read(&damaged).err().unwrap().to_string();
         assert!(error.contains("no tar archive"), "{error}");
+    }
+
+    /// Contents that no archive can have are found missing.
+    #[test]
+    fn sizes_have_no_bound() {
+        for size in [u64::MAX, u64::MAX - 1, i64::MAX as u64, 1 << 40] {
+            let size = size.to_string();
+            for keyword in ["size", "GNU.sparse.realsize"] {
+                let headers = [("GNU.sparse.major", &b"1"[..]), (keyword, size.as_bytes())];
+                let error = reading(&[&archive(&headers, 0)]).err().unwrap();
+                assert!(matches!(error, MkfsError::Source { .. }), "{error}");
+            }
+        }
     }
 
     /// Owners that XFS has no number for are refused.

@@ -379,8 +379,14 @@ impl Tree {
         Ok(parts)
     }
 
-    /// The finished tree as a source.
-    pub fn into_root(self) -> Root {
+    /// Whether the root has a file that an image of layers has.
+    pub fn may_be_image(&self) -> bool {
+        let marks: [&[u8]; 2] = [b"oci-layout", b"manifest.json"];
+        marks.iter().any(|name| self.below(ROOT, name).is_some())
+    }
+
+    /// The tree, which is not changed any more.
+    pub fn finish(self) -> Finished {
         let mut names = vec![0u32; self.nodes.len()];
         let mut todo = vec![ROOT];
         while let Some(node) = todo.pop() {
@@ -391,34 +397,43 @@ impl Tree {
                 }
             }
         }
-        let root = &self.nodes[ROOT];
-        let (meta, attrs) = (root.meta.clone(), root.attrs.clone());
-        let tree = Arc::new(Finished { tree: self, names });
-        Root {
-            dir: Arc::new(TreeDir { tree, node: ROOT }),
-            meta,
-            attrs,
-        }
+        Finished(Arc::new((self, names)))
     }
 }
 
-/// A tree that is not changed any more.
+/// A tree that is not changed any more, and how many names each node has.
 #[derive(Debug)]
-struct Finished {
-    tree: Tree,
-    /// How many each node has.
-    names: Vec<u32>,
+pub struct Finished(Arc<(Tree, Vec<u32>)>);
+
+impl Finished {
+    /// The tree as a source.
+    pub fn root(&self) -> Root {
+        let root = &self.0.0.nodes[ROOT];
+        Root {
+            meta: root.meta.clone(),
+            attrs: root.attrs.clone(),
+            dir: Arc::new(TreeDir {
+                tree: self.0.clone(),
+                node: ROOT,
+            }),
+        }
+    }
+
+    /// The tree, to be changed again.
+    pub fn into_tree(self) -> Option<Tree> {
+        Arc::into_inner(self.0).map(|(tree, _)| tree)
+    }
 }
 
 #[derive(Debug)]
 struct TreeDir {
-    tree: Arc<Finished>,
+    tree: Arc<(Tree, Vec<u32>)>,
     node: usize,
 }
 
 impl TreeDir {
     fn nodes(&self) -> &[Node] {
-        &self.tree.tree.nodes
+        &self.tree.0.nodes
     }
 
     fn find(&self, name: &[u8]) -> Result<usize, MkfsError> {
@@ -426,7 +441,7 @@ impl TreeDir {
             let error = io::ErrorKind::NotFound.into();
             MkfsError::source(self.path(name), "opening it", error)
         };
-        let found = self.tree.tree.below(self.node, name);
+        let found = self.tree.0.below(self.node, name);
         found.ok_or_else(missing)
     }
 }
@@ -439,7 +454,7 @@ impl SourceDir for TreeDir {
             SourceEntry {
                 name: name.clone(),
                 meta: n.meta.clone(),
-                links: (self.tree.names[entry.node] > 1).then_some((0, entry.node as u64)),
+                links: (self.tree.1[entry.node] > 1).then_some((0, entry.node as u64)),
                 attrs: n.attrs.clone(),
                 target: match &n.body {
                     Body::Symlink(target) => target.clone(),
@@ -469,7 +484,7 @@ impl SourceDir for TreeDir {
             _ => return Ok(None),
         };
         Ok(Some(SourceReader::Parts {
-            file: self.tree.tree.contents.clone(),
+            file: self.tree.0.contents.clone(),
             parts,
         }))
     }
