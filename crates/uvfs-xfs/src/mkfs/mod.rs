@@ -311,7 +311,7 @@ fn make(
     let known = place.size(&options);
     let root = match from {
         From::Nothing => None,
-        From::Directory(dir) => Some(match source::oci::layers(dir.as_path())? {
+        From::Directory(dir) => Some(match source::oci::layout(dir.as_path())? {
             Some(layers) => source::tar::read_layers(layers, &scratch(&place.image), known)?,
             None => HostDir::root(&dir, Some(place.id))?,
         }),

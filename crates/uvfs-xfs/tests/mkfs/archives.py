@@ -334,6 +334,7 @@ def by_hand():
     raw("file-over-a-hard-link", a, header(b"b", b"1", link=b"a"), file(b"a", b"other"))
     raw("hard-link-to-a-link", header(b"l", b"2", link=b"nowhere"), header(b"h", b"1", link=b"l"))
     raw("hard-link-to-itself", a, header(b"a", b"1", link=b"a"), file(b"b"))
+    raw("hard-link-below-nothing", a, header(b"d/e/h", b"1", link=b"a"))
     raw("hard-link-to-nothing", header(b"h", b"1", link=b"a"), refused="nothing that came before")
     raw("hard-link-to-later", header(b"h", b"1", link=b"a"), a, refused="nothing that came before")
     raw("hard-link-with-slashes", file(b"d/x"), header(b"h", b"1", link=b"/d//x"), header(b"i", b"1", link=b"./d/./x"))
@@ -371,6 +372,7 @@ def by_hand():
         (b"LIBARCHIVE.xattr.user.x", b"?", "base64"), (b"SCHILY.acl.ace", b"everyone@:r::allow", "NFSv4"),
         (b"SCHILY.acl.access", b"user::rwx,user:9:r--,group::r--,mask::rw-,other::--x", ""),
         (b"SCHILY.acl.access", b"user::rwx\nuser:root:r--\ngroup::r--\nmask::rw-\nother::--x\n", ""),
+        (b"SCHILY.acl.access", b"user::rw-\nuser:9:rw-\t#effective:r--\ngroup::r--\nmask::r--\nother::r--\n", ""),
         (b"SCHILY.acl.access", b"user::r--,group::-wx,other::--x", ""), (b"SCHILY.acl.access", b"", ""),
         (b"SCHILY.acl.access", b"user::rwx,user:no such user:r--,group::r--,mask::r--,other::---", "by name only"),
         (b"SCHILY.acl.access", b"user::rwx,group::r--", "access control list"),
@@ -394,6 +396,9 @@ def by_hand():
     raw("long-name-and-path", file(b"L", b"n" * 200 + b"\0", kind=b"L"), pax((b"path", b"x")), a)
     raw("path-and-long-name", pax((b"path", b"x"), (b"size", b"3")), file(b"L", b"n" * 200 + b"\0", kind=b"L"),
         header(b"a", size=3) + body(b"123"), file(b"b"))
+    # Only the whole name tells a directory.
+    raw("cut-off-at-a-slash", file(b"L", b"n" * 99 + b"/file\0", kind=b"L", magic=b"ustar  \0"),
+        file(b"n" * 99 + b"/", b"1", kind=b"\0", magic=b"ustar  \0"))
     raw("long-link", file(b"K", b"n" * 1023 + b"\0", kind=b"K"), header(b"l", b"2"))
     raw("too-long-link", file(b"K", b"n" * 1024 + b"\0", kind=b"K"), header(b"l", b"2"), refused="1023")
     raw("too-long-name", file(b"L", b"n" * 256 + b"\0", kind=b"L"), a, refused="long name")
@@ -422,6 +427,9 @@ def by_hand():
         file(b"a", twice), file(b"b"))
     one = s((b"major", b"1"), (b"minor", b"0"), (b"name", b"real"), (b"realsize", b"3000"))
     raw("sparse-1.0", one, file(b"a", body(b"3\n0\n512\n2000\n512\n3000\n0\n") + twice), file(b"b"))
+    raw("sparse-1.0-of-a-size", pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"), (b"GNU.sparse.name", b"real"),
+                                    (b"GNU.sparse.realsize", b"3000"), (b"size", b"1536")),
+        header(b"a", size=0) + body(b"3\n0\n512\n2000\n512\n3000\n0\n") + twice, file(b"b"))
     raw("sparse-1.0-padding", one, file(b"a", body(b"2\n0\n5\n3000\n0\n") + b"hello"), file(b"b"))
     raw("sparse-senseless", s((b"name", b"real"), (b"size", b"10"), (b"map", b"0,500")), file(b"a", b"x" * 500),
         refused="holes")

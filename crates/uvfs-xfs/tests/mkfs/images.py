@@ -45,13 +45,15 @@ LAYERS = [
           ("var/", ""), ("var/cache/", ""), ("var/cache/sub/", ""), *((f"var/cache/sub/{i}", "i") for i in range(5)),
           ("opt/", ""), ("opt/app/", ""), ("opt/app/file", "app"), ("one", "links"), ("two", "one", HARD),
           ("turns-directory", "file"), ("turns-file/", ""), ("turns-file/below", "gone"), ("turns-link/", ""),
-          ("link-turns/", ""), ("to-nothing", "none", LINK)),
+          ("link-turns/", ""), ("to-nothing", "none", LINK), ("localtime", "/usr/lib/x.so", LINK), ("a/", ""), ("a/b/", ""),
+          ("a/b/gone", "")),
     layer(("etc/", ""), ("etc/passwd", "other"), ("etc/conf.d/", ""), ("etc/conf.d/.wh.a", ""), ("etc/conf.d/.wh.none", ""),
           ("etc/conf.d/f", "new"), ("var/", ""), ("var/cache/", ""), ("var/cache/.wh..wh..opq", ""), ("var/cache/new", "1"),
           ("opt/", ""), ("opt/.wh.app", ""), ("lib/y.so", "y"), ("absolute/z.so", "z"), (".wh.one", ""),
           ("turns-directory/", ""), ("turns-directory/below", "new"), ("turns-file", "file")),
     layer(("opt/", ""), ("opt/app/", ""), ("opt/app/again", "again"), ("etc/", ""), ("etc/conf.d/", ""),
-          ("etc/conf.d/kept", "before"), ("etc/conf.d/.wh..wh..opq", ""), ("three", "two", HARD), (".wh.to-nothing", ""),
+          ("etc/conf.d/kept", "before"), ("etc/conf.d/.wh..wh..opq", ""), ("three", "two", HARD), (".wh.to-nothing", ""), (".wh.localtime", ""),
+          ("a/.wh.b", ""), ("a/b/", ""), ("a/b/c", "again"), ("new/parents/hard", "two", HARD),
           ("empty/", "")),
 ]
 
@@ -164,11 +166,16 @@ os.symlink("../third.tar", os.path.join(out, "saved/def/link.tar"))
 saved = {"Config": "config.json", "RepoTags": ["a:latest"], "Layers": ["abc/layer.tar", "def/layer.tar", "def/link.tar"]}
 for name, images, refused in [
     ("saved", [saved], ""), ("saved-two", [saved, {**saved, "RepoTags": None}], "a:latest, one without a name"),
-    ("saved-none", [{**saved, "Layers": ["none"]}], "missing"), ("saved-out", [{**saved, "Layers": ["../one"]}], "missing"),
+    ("saved-none", [{**saved, "Layers": ["none"]}], "missing"),
+    ("saved-empty", [{**saved, "Layers": [""]}], "missing"), ("saved-out", [{**saved, "Layers": ["../one"]}], "missing"),
 ]:
     open(os.path.join(out, "saved/manifest.json"), "w").write(json.dumps(images))
     with tarfile.open(os.path.join(out, name + ".tar"), "w") as tar:
         tar.add(os.path.join(out, "saved"), ".")
     print(f"{name}.tar\t{refused}")
+    if name == "saved":
+        packed = gzip.compress(open(os.path.join(out, name + ".tar"), "rb").read())
+        open(os.path.join(out, "saved.tar.gz"), "wb").write(packed)
+        print("saved.tar.gz\t")
 for i, data in enumerate(LAYERS):
     open(os.path.join(out, f"layer-{i}"), "wb").write(data)

@@ -69,6 +69,16 @@ fn images_of_layers_become_what_umoci_unpacks() {
     for (name, refused) in each.chain(copies) {
         check(name, from(&at(name)), refused);
     }
+    // A directory of these names that is no layout, and files that would wait for a writer.
+    let plain = at("plain");
+    fs::create_dir(&plain).unwrap();
+    run(
+        "mkfifo",
+        &[plain.join("oci-layout"), plain.join("index.json")],
+    );
+    let made = make(&image, &MkfsOptions::default(), from(&plain));
+    assert_eq!(made.unwrap().inodes, 5);
+    fs::remove_file(&image).unwrap();
     let layers = |order: [usize; 3]| {
         let layer = |i: usize| archive(&at(&format!("layer-{i}")));
         From::Archives(order.map(layer).into())

@@ -4,12 +4,14 @@
 use super::tar::Archive;
 use super::{Root, SourceReader, as_path};
 use crate::mkfs::MkfsError;
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256, Sha512};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The largest index or manifest.
@@ -34,10 +36,17 @@ pub trait Files {
 impl Files for Path {
     fn open(&self, path: &str) -> Result<Option<Opened>, MkfsError> {
         let path = self.join(path);
-        match File::open(&path) {
-            Ok(file) => Ok(Some(Box::new(file))),
+        // A FIFO would wait for a writer.
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut how = File::options();
+        how.read(true).custom_flags(flags.bits() as i32);
+        let opened = how.open(&path).and_then(|file| {
+            let regular = file.metadata()?.is_file();
+            Ok(regular.then(|| Box::new(file) as Opened))
+        });
+        match opened {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(MkfsError::source(path, "opening it", e)),
+            opened => opened.map_err(|e| MkfsError::source(path, "opening it", e)),
         }
     }
 
@@ -286,19 +295,29 @@ fn blob(files: &(impl Files + ?Sized), digest: &str) -> Result<(Opened, PathBuf)
     Ok((verified, shown))
 }
 
-/// The layers of an image, the lowest first; `None` if the files are none.
+/// The layers of the image that an OCI layout has, the lowest first; `None` if the files are none.
 ///
 /// # Errors
 /// [`MkfsError::Source`] and [`MkfsError::Unfit`], which name the file.
-pub fn layers(files: &(impl Files + ?Sized)) -> Result<Option<Vec<Archive>>, MkfsError> {
-    if files.open("oci-layout")?.is_some()
-        && let Some(index) = json::<Index>(files, "index.json")?
-    {
-        return of_layout(files, index).map(Some);
+pub fn layout(files: &(impl Files + ?Sized)) -> Result<Option<Vec<Archive>>, MkfsError> {
+    if files.open("oci-layout")?.is_none() {
+        return Ok(None);
+    }
+    let index = json::<Index>(files, "index.json")?;
+    index.map(|index| of_layout(files, index)).transpose()
+}
+
+/// The layers of the image that an archive holds, the lowest first; `None` if it holds none.
+///
+/// # Errors
+/// As [`layout`].
+pub fn layers(archive: &Root) -> Result<Option<Vec<Archive>>, MkfsError> {
+    if let Some(layers) = layout(archive)? {
+        return Ok(Some(layers));
     }
     // A file of this name may be anything.
-    match json::<Vec<Saved>>(files, "manifest.json") {
-        Ok(Some(saved)) => of_saved(files, saved).map(Some),
+    match json::<Vec<Saved>>(archive, "manifest.json") {
+        Ok(Some(saved)) => of_saved(archive, saved).map(Some),
         _ => Ok(None),
     }
 }
@@ -361,7 +380,7 @@ fn of_layout(files: &(impl Files + ?Sized), index: Index) -> Result<Vec<Archive>
     manifest.layers.iter().map(layer).collect()
 }
 
-fn of_saved(files: &(impl Files + ?Sized), saved: Vec<Saved>) -> Result<Vec<Archive>, MkfsError> {
+fn of_saved(files: &Root, saved: Vec<Saved>) -> Result<Vec<Archive>, MkfsError> {
     let [image] = &saved[..] else {
         let names = saved.iter().map(|s| match s.repo_tags.as_deref() {
             Some([name, ..]) => name.clone(),

@@ -420,6 +420,25 @@ mod tests {
         );
     }
 
+    /// Parents of a member that a whiteout removes are made again, whichever comes first.
+    #[test]
+    fn what_a_whiteout_removes_is_made_again() {
+        let lower: &[Made<'_>] = &[("a/b/x", FILE, ""), ("c", FILE, "")];
+        let expected: &[&str] = &["a/", "a/b/", "a/b/c/", "a/b/c/d", "c"];
+        layers(
+            &[lower, &[("a/.wh.b", FILE, ""), ("a/b/c/d", FILE, "")]],
+            expected,
+        );
+        layers(
+            &[lower, &[("a/b/c/d", FILE, ""), ("a/.wh.b", FILE, "")]],
+            expected,
+        );
+        layers(
+            &[lower, &[(".wh.c", FILE, ""), ("c/d", FILE, "")]],
+            &["a/", "a/b/", "a/b/x", "c/", "c/d"],
+        );
+    }
+
     /// Of a single archive, what GNU tar would not extract is refused.
     #[test]
     fn what_has_no_place_is_refused() {
