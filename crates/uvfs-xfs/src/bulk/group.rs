@@ -40,9 +40,13 @@ pub fn by_size(runs: &[(u32, u32)]) -> Vec<(u32, u32)> {
     sorted
 }
 
-/// The records of a tree of inode chunks.
-pub fn chunk_records<'c>(chunks: impl IntoIterator<Item = &'c InodeChunk>) -> Vec<u8> {
-    let records: Vec<InobtRecord> = chunks.into_iter().map(InobtRecord::pack).collect();
+/// The records of a tree of inode chunks; `sparse` is whether the file system has sparse inodes.
+pub fn chunk_records<'c>(
+    chunks: impl IntoIterator<Item = &'c InodeChunk>,
+    sparse: bool,
+) -> Vec<u8> {
+    let records = chunks.into_iter().map(|c| InobtRecord::pack(c, sparse));
+    let records: Vec<InobtRecord> = records.collect();
     zerocopy::IntoBytes::as_bytes(&records[..]).to_vec()
 }
 

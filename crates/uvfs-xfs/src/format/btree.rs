@@ -303,12 +303,15 @@ pub fn holes(holemask: u16) -> u64 {
 }
 
 impl InobtRecord {
-    /// The record of a chunk on a file system with sparse inodes: the inverse of
-    /// [`InobtRecord::unpack`].
-    pub fn pack(c: &InodeChunk) -> InobtRecord {
+    /// The record of a chunk: the inverse of [`InobtRecord::unpack`].
+    pub fn pack(c: &InodeChunk, sparse: bool) -> InobtRecord {
+        let counts = match sparse {
+            true => u32::from(c.holemask) << 16 | c.count << 8 | c.freecount,
+            false => c.freecount,
+        };
         InobtRecord {
             startino: Be32::new(c.startino),
-            counts: Be32::new(u32::from(c.holemask) << 16 | c.count << 8 | c.freecount),
+            counts: Be32::new(counts),
             free: Be64::new(c.free),
         }
     }

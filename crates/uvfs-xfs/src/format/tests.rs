@@ -71,7 +71,10 @@ fn records_pack_as_they_unpack() {
         freecount: 16,
         free: u64::MAX << 16,
     };
-    assert_eq!(InobtRecord::pack(&c).unpack(true), c);
+    assert_eq!(InobtRecord::pack(&c, true).unpack(true), c);
+    let whole = InodeChunk::new(128, 0, 0xff);
+    let record = InobtRecord::pack(&whole, false);
+    assert_eq!((record.unpack(false), record.counts.get()), (whole, 8));
     for t in [
         (0, 7),
         (-1, 999_999_999),

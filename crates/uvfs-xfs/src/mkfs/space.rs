@@ -363,8 +363,14 @@ impl SpaceMap {
         let with_free = chunks.iter().filter(|c| c.freecount > 0);
         let mut trees = Vec::new();
         for (tree, records) in [
-            (Btree::Ino, bulk::chunk_records(&chunks)),
-            (Btree::Fino, bulk::chunk_records(with_free)),
+            (
+                Btree::Ino,
+                bulk::chunk_records(&chunks, l.g.features.sparse),
+            ),
+            (
+                Btree::Fino,
+                bulk::chunk_records(with_free, l.g.features.sparse),
+            ),
             (Btree::Refcount, Vec::new()),
         ] {
             let mut at = vec![l.root(tree)];

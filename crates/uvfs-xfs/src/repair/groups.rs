@@ -231,10 +231,10 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
         *c = InodeChunk::new(c.startino, c.holemask, *free);
     }
     let chunks = ag.chunks.clone();
-    let mut trees = vec![pool.tree(&g, Btree::Ino, chunk_records(&chunks))?];
+    let mut trees = vec![pool.tree(&g, Btree::Ino, chunk_records(&chunks, g.features.sparse))?];
     if g.features.finobt {
         let with_free = chunks.iter().filter(|c| c.freecount > 0);
-        trees.push(pool.tree(&g, Btree::Fino, chunk_records(with_free))?);
+        trees.push(pool.tree(&g, Btree::Fino, chunk_records(with_free, g.features.sparse))?);
     }
     if g.features.reflink {
         let words = references(&o.shared).into_iter();
