@@ -38,6 +38,9 @@ pub enum Error {
         /// The defect.
         fault: Fault,
     },
+    /// The log is dirty and cannot be replayed.
+    #[error("the log cannot be replayed: {0}")]
+    Log(String),
     /// No such name, attribute or inode.
     #[error("no such {0}")]
     NotFound(&'static str),
@@ -88,6 +91,7 @@ impl Error {
                 Fault::Crc { .. } => Errno::BADMSG,
                 _ => Errno::UCLEAN,
             },
+            Error::Log(_) => Errno::UCLEAN,
             Error::NotFound(what) if *what == "attribute" => Errno::NODATA,
             Error::NotFound(_) => Errno::NOENT,
             Error::NotDirectory(_) => Errno::NOTDIR,

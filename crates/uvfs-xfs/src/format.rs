@@ -21,8 +21,12 @@ pub type Be16 = be::U16;
 pub type Be32 = be::U32;
 /// Big-endian 64-bit integer.
 pub type Be64 = be::U64;
+/// Little-endian 16-bit integer, of a log item.
+pub type Le16 = le::U16;
 /// Little-endian 32-bit integer; checksums are stored this way.
 pub type Le32 = le::U32;
+/// Little-endian 64-bit integer, of a log item.
+pub type Le64 = le::U64;
 /// A file system identifier.
 pub type Uuid = [u8; 16];
 

@@ -1,9 +1,9 @@
-//! Whether the log is clean.
+//! Whether the log is clean, and the replay of one that is not.
 //!
 //! The log is a ring of 512-byte blocks, each of which begins with the number of the cycle that
 //! wrote it (in a record's head: its second word). The head, where the next write would go, is
 //! where the cycle number falls. A clean log's last record is an unmount record that ends at the
-//! head. The log is never replayed here: of a dirty one, what it still holds is not seen.
+//! head.
 //!
 //! The head and the tail are found step by step as the kernel finds them (`xlog_find_tail`), so that
 //! the same logs are clean: also those that xfs_repair formats, whose blocks after the first record
@@ -12,12 +12,24 @@
 //! Records have checksums. As in the kernel's recovery, one that is wrong among the last records,
 //! which are written at the same time, is a write that was cut off: the log ends before it. Further
 //! back it is damage, with which the kernel refuses to mount.
+//!
+//! A dirty log is replayed into an overlay ([`replay`]), as the kernel's recovery replays it into the device
+//! (`xlog_do_log_recovery`): a first pass finds the buffers whose blocks were freed, a second applies all
+//! transactions that were committed ([`transactions`], [`items`]). What the kernel then does with transactions of
+//! its own is not done: it finishes what intents announce, and frees inodes that were unlinked while open.
+
+mod items;
+mod transactions;
 
 use crate::blocks::Blocks;
+use crate::error::{Error, Result as Read};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use crate::overlay::Overlay;
+use items::{Applying, Cancelled};
 use std::mem::offset_of;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a log block.
 const BLOCK: usize = 512;
@@ -39,6 +51,9 @@ const RECORD_BLOCKS: u64 = (256 << 10) / BLOCK as u64;
 /// Blocks before the head that may have been written at the same time.
 const SCAN_BLOCKS: u64 = RECORDS_AT_ONCE as u64 * RECORD_BLOCKS;
 
+/// Bytes that a replay may change.
+const MAX_REPLAYED: u64 = 2 << 30;
+
 /// The state of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogState {
@@ -46,7 +61,20 @@ pub enum LogState {
     Clean,
     /// Never written, or zeroed by a repair: nothing is missing.
     Zeroed,
-    /// There are changes that were not written back. Addresses are blocks of the log.
+    /// There were changes that were not written back. They are seen: the log was replayed over the image.
+    Replayed {
+        /// Where the next write would go, a block of the log.
+        head: u64,
+        /// The oldest record that was needed.
+        tail: u64,
+        /// The last record was cut off: the log ends before it.
+        torn: bool,
+        /// Transactions.
+        transactions: u64,
+        /// Changes that the log announces and does not have, in words.
+        unfinished: Vec<&'static str>,
+    },
+    /// There are changes that were not written back, and are not seen. Addresses are blocks of the log.
     Dirty {
         /// Where the next write would go.
         head: u64,
@@ -74,6 +102,15 @@ impl LogState {
                      mount the file system once to replay it";
         match self {
             LogState::Clean | LogState::Zeroed => None,
+            LogState::Replayed { unfinished, .. } => {
+                let first = unfinished.first()?;
+                let more = match unfinished.len() {
+                    1 => String::new(),
+                    n => format!(" and {} more", n - 1),
+                };
+                let what = "the log ends within changes that the kernel finishes when it mounts";
+                Some(format!("{what}: {first}{more}"))
+            }
             LogState::Dirty { head, tail, torn } => {
                 let torn = match torn {
                     true => " (where its last write was cut off)",
@@ -122,6 +159,171 @@ pub(crate) fn survey(blocks: &dyn Blocks, g: &Geometry) -> (LogState, Option<u64
     }
 }
 
+/// An image with its log replayed over it.
+pub(crate) struct Replayed {
+    pub disk: Arc<Overlay>,
+    /// [`LogState::Replayed`].
+    pub state: LogState,
+}
+
+/// Replays the log of `blocks` into an overlay that keeps about `keep` bytes in memory; `None` if there is nothing to
+/// replay.
+pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<Option<Replayed>> {
+    let LogState::Dirty { head, tail, torn } = survey(&**blocks, g).0 else {
+        return Ok(None);
+    };
+    let failed = |why: String| Error::Log(why);
+    if !g.features.crc {
+        return Err(failed("it is of XFS version 4".into()));
+    }
+    if g.features.unknown_log_incompat != 0 {
+        let bits = g.features.unknown_log_incompat;
+        return Err(failed(format!("it has the unknown features {bits:#x}")));
+    }
+    let Some(a) = g.fsb(g.logstart) else {
+        return Ok(None);
+    };
+    let log = Log::new(&**blocks, g, a);
+    let tail = match log.needed(tail, head).map_err(failed)? {
+        Ok(tail) => tail,
+        Err(bad) => return Err(failed(format!("block {}: {}", bad.at, bad.why))),
+    };
+    let mut cancelled = Cancelled::default();
+    let mut note = |t: transactions::Transaction| {
+        cancelled.note(&t);
+        Ok(())
+    };
+    log.transactions(tail, head, &mut note).map_err(failed)?;
+    let disk = Arc::new(Overlay::new(blocks.clone(), keep));
+    let mut applying = Applying::new(&disk, g, cancelled);
+    let mut transactions = 0;
+    let mut apply = |t: transactions::Transaction| {
+        transactions += 1;
+        if disk.changed() > MAX_REPLAYED {
+            let most = MAX_REPLAYED >> 30;
+            return Err(format!("it changes more than {most} GiB"));
+        }
+        applying.apply(&t)
+    };
+    log.transactions(tail, head, &mut apply).map_err(failed)?;
+    let unfinished = applying.unfinished();
+    count(&disk);
+    let state = LogState::Replayed {
+        head,
+        tail,
+        torn,
+        transactions,
+        unfinished,
+    };
+    Ok(Some(Replayed { disk, state }))
+}
+
+/// Frees the inodes that were unlinked while they were open, as the kernel does after a replay. Their blocks, and their
+/// bits in the trees, are left to a repair. A list ends at an inode that has a name, or cannot be read.
+pub(crate) fn free_unlinked(disk: &Overlay) {
+    let Some((g, _)) = superblock(disk) else {
+        return;
+    };
+    let size = g.sector_size as usize;
+    for agno in 0..g.agcount {
+        let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
+        let Ok(mut agi) = disk.get(at, size) else {
+            continue;
+        };
+        if check_agi(&agi, &g.ident(0, None)).is_err() {
+            continue;
+        }
+        let Ok(header) = Agi::at_mut(&mut agi, 0) else {
+            continue;
+        };
+        let heads = header.unlinked;
+        header.unlinked = [Be32::new(NULLAGINO); AGI_UNLINKED_BUCKETS];
+        store_crc(&mut agi, AGI_CRC_OFFSET);
+        disk.write(at, &agi);
+        for head in heads {
+            let mut next = Some(head.get()).filter(|next| *next != NULLAGINO);
+            while let Some(agino) = next {
+                next = free_inode(disk, &g, g.ino(agno, agino));
+            }
+        }
+    }
+}
+
+/// Frees an inode without names. Gives the next on its list; there is none after an inode that was free already, so
+/// that a list which leads into itself ends.
+fn free_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<u32> {
+    let at = g.inode_byte(g.inode(ino)?);
+    let (sector, within) = (at / 512 * 512, (at % 512) as usize);
+    let size = g.inode_size as usize;
+    let mut bytes = disk
+        .get(sector, (within + size).next_multiple_of(512))
+        .ok()?;
+    let inode = &mut bytes[within..within + size];
+    let d = check_dinode(inode, &g.ident(0, Some(ino))).ok()?;
+    if d.nlink.get() != 0 || d.mode.get() == 0 {
+        return None;
+    }
+    let next = d.next_unlinked.get();
+    let whole = Dinode::at_mut(inode, 0).ok()?;
+    whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
+    let d = &mut whole.v2;
+    d.mode.set(0);
+    d.format = FORMAT_EXTENTS;
+    d.aformat = FORMAT_EXTENTS;
+    d.big_nextents.set(0);
+    d.nextents.set(0);
+    d.anextents.set(0);
+    d.forkoff = 0;
+    d.size.set(0);
+    d.nblocks.set(0);
+    d.flags.set(0);
+    d.r#gen.set(d.r#gen.get().wrapping_add(1));
+    d.next_unlinked.set(NULLAGINO);
+    store_crc(inode, DINODE_CRC_OFFSET);
+    disk.write(sector, &bytes);
+    (next != NULLAGINO).then_some(next)
+}
+
+/// What the superblock says after a replay, which may have added groups, and its sector.
+fn superblock(disk: &Overlay) -> Option<(Geometry, Vec<u8>)> {
+    let first = disk.get(0, BLOCK).ok()?;
+    let size = Superblock::at(&first, 0).ok()?.sector_size()?;
+    let sector = disk.get(0, size).ok()?;
+    let g = Geometry::new(check_superblock(&sector).ok()?).ok()?;
+    Some((g, sector))
+}
+
+/// Sets the superblock's counters, which are not logged, from those of the groups. What cannot be read is left
+/// as it is: a check finds it.
+fn count(disk: &Overlay) {
+    let Some((g, mut sector)) = superblock(disk) else {
+        return;
+    };
+    let size = sector.len();
+    let mut counts = Counts::default();
+    for agno in 0..g.agcount {
+        let header = |n| disk.get(g.ag_header_daddr(agno, n) * 512, size);
+        let (Ok(agf), Ok(agi)) = (header(AGF_SECTOR), header(AGI_SECTOR)) else {
+            return;
+        };
+        let ident = g.ident(0, None);
+        let (Ok(agf), Ok(agi)) = (check_agf(&agf, &ident), check_agi(&agi, &ident)) else {
+            return;
+        };
+        let free = [agf.freeblks, agf.flcount, agf.btreeblks];
+        counts.fdblocks += free.iter().map(|n| u64::from(n.get())).sum::<u64>();
+        counts.icount += u64::from(agi.count.get());
+        counts.ifree += u64::from(agi.freecount.get());
+    }
+    if let Ok(sb) = Superblock::at_mut(&mut sector, 0) {
+        sb.fdblocks.set(counts.fdblocks);
+        sb.icount.set(counts.icount);
+        sb.ifree.set(counts.ifree);
+    }
+    store_crc(&mut sector, SB_CRC_OFFSET);
+    disk.write(0, &sector);
+}
+
 /// The first damaged block among the records of a dirty log that are still needed.
 /// Recovery would fail there.
 pub(crate) fn damage(blocks: &dyn Blocks, g: &Geometry, state: &LogState) -> Option<String> {
@@ -130,8 +332,8 @@ pub(crate) fn damage(blocks: &dyn Blocks, g: &Geometry, state: &LogState) -> Opt
     };
     let a = g.fsb(g.logstart)?;
     match Log::new(blocks, g, a).needed(tail, head) {
-        Ok(None) => None,
-        Ok(Some(bad)) => Some(format!("block {}: {}", bad.at, bad.why)),
+        Ok(Ok(_)) => None,
+        Ok(Err(bad)) => Some(format!("block {}: {}", bad.at, bad.why)),
         Err(why) => Some(why),
     }
 }
@@ -456,26 +658,26 @@ impl<'a> Log<'a> {
         Ok(self.damaged(first, end.head, false)?.map(|b| b.at))
     }
 
-    /// The first damage among the records from `tail` up to `head`, all of which recovery needs.
-    fn needed(&self, tail: u64, head: u64) -> Result<Option<Damage>, String> {
+    /// Where the records begin that recovery needs, from `tail` up to `head`; or the first damage among them.
+    fn needed(&self, tail: u64, head: u64) -> Result<Result<u64, Damage>, String> {
         let mut from = self.record_from(tail, head)?;
         while let Some(r) = from {
             let Some(bad) = self.damaged(r.at, head, true)? else {
-                return Ok(None);
+                return Ok(Ok(r.at));
             };
             // The writes that were cut off may have been about to take the tail's place: what
             // lies that near ahead of the head is not needed.
             let ahead = self.distance(head, bad.at);
             let buffer = u64::from(r.h.size.get()).div_ceil(BLOCK as u64);
             if ahead > RECORDS_AT_ONCE as u64 * buffer {
-                return Ok(Some(bad));
+                return Ok(Err(bad));
             }
             from = self.record_from((bad.at + 1) % self.len, head)?;
             if from.is_none() {
-                return Ok(Some(bad));
+                return Ok(Err(bad));
             }
         }
-        Ok(None)
+        Ok(Ok(head))
     }
 
     /// Goes through the records from the one at `first` up to `head`: the first one that is not

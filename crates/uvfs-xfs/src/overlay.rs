@@ -1,12 +1,14 @@
 //! Sectors that lie over those of an image: what a repair changes, or what a check has read.
 
-use crate::blocks::{Block, Blocks, Stream};
+use crate::blocks::{Block, Blocks, DiskExtent, Stream, Verifier};
+use crate::geometry::BBSIZE;
 use smallvec::SmallVec;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -255,6 +257,12 @@ impl Overlay {
         })
     }
 
+    /// Bytes of the sectors that it has.
+    pub fn changed(&self) -> u64 {
+        let sectors = self.sectors.read().expect("no holder panics");
+        (sectors.map.len() * SECTOR) as u64
+    }
+
     /// Writes the changed sectors for which `class` says `wanted`, in order, and makes them
     /// durable. Gives how many bytes were written.
     pub fn commit(
@@ -322,6 +330,31 @@ impl Overlay {
 impl Blocks for Overlay {
     fn size(&self) -> u64 {
         self.base.size()
+    }
+
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
+        let bytes = |e: &DiskExtent| (e.daddr.saturating_mul(BBSIZE), e.bytes as usize);
+        let has_part = {
+            let sectors = self.sectors.read().expect("no holder panics");
+            let mut places = extents.iter().map(bytes);
+            places.any(|(at, len)| sectors.range(at, len).next().is_some())
+        };
+        if !has_part && !self.remembers.load(Ordering::Relaxed) {
+            return self.base.read(extents, verifier);
+        }
+        let mut block = Vec::with_capacity(extents.iter().map(|e| e.bytes as usize).sum());
+        for (at, len) in extents.iter().map(bytes) {
+            block.extend_from_slice(&self.bytes(at, len)?);
+        }
+        Ok(Block::new(block))
+    }
+
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        self.base.data_file()
+    }
+
+    fn readahead(&self, extents: &[DiskExtent]) {
+        self.base.readahead(extents);
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

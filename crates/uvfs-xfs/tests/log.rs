@@ -49,7 +49,7 @@ fn ours(path: &Path) -> (bool, bool) {
         &CheckProgress::default(),
     )
     .unwrap();
-    let dirty = matches!(outcome.log, LogState::Dirty { .. });
+    let dirty = !outcome.log.is_clean();
     if dirty || outcome.count > 0 {
         let options = RepairOptions {
             zero_log: true,

@@ -33,20 +33,20 @@ Examples:
   uvfs check /dev/sdb1 --memory 64M
   uvfs check disk.img --json > findings.json
 
-Nothing is ever written, and the log is not replayed. Each finding is one line: the structure,
+Nothing is ever written: a dirty log is replayed in memory. Each finding is one line: the structure,
 where it is (AG, block in the AG, inode, path), what is wrong, what was expected and found.
 What only follows from having seen everything (lost blocks, link counts, owners) is not judged
 when a damaged structure could not be followed to its end; a check after the repair does that.
 
 Exit status: 0 sound, 1 damaged, 2 the check could not run (not XFS, unreadable, mounted for
-writing, a feature that is not supported), 3 the log is dirty: mount the file system once to replay
-it; findings of such a check may come from what the log still holds.";
+writing, a feature that is not supported), 3 the log is dirty and could not be replayed, or ends
+within changes that the kernel finishes when it mounts: the findings may come of that.";
 
 const JSON_HELP: &str = "\
 JSON: one object with
   verdict     \"clean\", \"corrupt\" or \"dirty-log\"
   image       the path
-  log         \"clean\", \"zeroed\", \"dirty\", \"external\" or \"unreadable\"
+  log         \"clean\", \"zeroed\", \"replayed\", \"dirty\", \"external\" or \"unreadable\"
   incomplete  true if what follows from having seen everything was not judged
   count       number of findings
   findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
@@ -231,6 +231,7 @@ fn log_name(log: &LogState) -> &'static str {
     match log {
         LogState::Clean => "clean",
         LogState::Zeroed => "zeroed",
+        LogState::Replayed { .. } => "replayed",
         LogState::Dirty { .. } => "dirty",
         LogState::External => "external",
         LogState::Unreadable(_) => "unreadable",
@@ -277,6 +278,10 @@ fn verdict(outcome: &CheckOutcome) -> (&'static str, u8) {
     match (&outcome.log, outcome.count) {
         (LogState::Dirty { .. }, _) => ("dirty-log", DIRTY),
         (_, 0) => ("clean", 0),
+        // The findings may be what the kernel finishes.
+        (LogState::Replayed { unfinished, .. }, _) if !unfinished.is_empty() => {
+            ("dirty-log", DIRTY)
+        }
         _ => ("corrupt", CORRUPT),
     }
 }
@@ -349,10 +354,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         uvfs_cli::print(|out| lines(out, &outcome))
     };
     written.map_err(|e| failed(e.to_string()))?;
-    if !args.json
-        && let Some(w) = outcome.log.warning()
-    {
-        warn(format!("{name}: {w}"));
+    if !args.json {
+        for text in outcome
+            .not_replayed
+            .into_iter()
+            .chain(outcome.log.warning())
+        {
+            warn(format!("{name}: {text}"));
+        }
     }
     Ok(ExitCode::from(code))
 }

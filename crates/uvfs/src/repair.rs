@@ -29,18 +29,18 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs repair -n disk.img     say what would be done
   uvfs repair disk.img
-  uvfs repair -L /dev/sdb1    throw the log away, if the file system cannot be mounted
+  uvfs repair -L /dev/sdb1    throw the log away, if it cannot be replayed
 
 Each change is one line, with the path of an inode if few directories had to be read for it
 (uvfs check looks further). What is in use but in no directory is moved to lost+found, by its number.
-Nothing is written before all changes are known. From the first write to the last the file system is
+A dirty log is replayed first, as a mount does. Nothing else is written before all changes are known. From the first write to the last the file system is
 marked as needing repair, and no kernel mounts it; a repair that was cut off is done again. If something
 is left that cannot be repaired, nothing is written.
 
 Exit status: 0 sound, or repaired completely; 1 damage found with -n, or something is left that could
 not be repaired; 2 the repair could not run (not XFS, unreadable, mounted, a feature that is not
-supported) or could not write (and wrong usage); 3 the log is dirty: mount the file system once to
-replay it, or use -L.";
+supported) or could not write (and wrong usage); 3 the log is dirty and cannot be replayed: mount the
+file system once with a kernel that can, or use -L.";
 
 const JSON_HELP: &str = "\
 JSON: one object with
@@ -66,7 +66,7 @@ pub struct Args {
     /// Change nothing; say what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Throw away what a dirty log holds
+    /// Throw away what a dirty log holds, instead of replaying it
     #[arg(short = 'L', long)]
     zero_log: bool,
     /// Print one JSON object instead of lines
@@ -185,9 +185,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         uvfs_cli::print(|out| lines(out, &outcome, args.dry_run))
     };
     written.map_err(|e| failed(e.to_string()))?;
-    if outcome.dirty_log.is_some() && !args.json {
+    if let Some(why) = outcome.dirty_log.filter(|_| !args.json) {
         warn(format!(
-            "{name}: the log is dirty: mount the file system once to replay it and unmount it, \
+            "{name}: {why}; mount the file system once with a kernel that can, and unmount it, \
              or, if it cannot be mounted, use -L, which throws away what the log holds"
         ));
     }

@@ -324,6 +324,9 @@ impl GroupCheck<'_, '_, '_> {
                     }
                     ctx.claim_owned(place, agno, s, l, RMAP_OWN_COW);
                     // Left over from a crash; the next mount frees it.
+                    if !ctx.log_clean {
+                        return;
+                    }
                     let text = format!("{l} blocks are left over from a copy-on-write");
                     return report.bad(place.at(agno, s), text);
                 }

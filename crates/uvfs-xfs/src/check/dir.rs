@@ -41,6 +41,8 @@ struct DirCheck<'c, 'a> {
     bests: Vec<(u64, u16)>,
     dot: bool,
     dotdot: bool,
+    /// The directory was removed while it was open: it is no link to the one above.
+    removed: bool,
     /// Everything could be read.
     whole: bool,
 }
@@ -79,6 +81,7 @@ pub(crate) fn check(
         bests: Vec::new(),
         dot: false,
         dotdot: false,
+        removed: inode.nlink == 0,
         whole: true,
     };
     if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
@@ -104,6 +107,9 @@ impl DirCheck<'_, '_> {
         let Some(a) = g.inode(ino) else {
             return bad(format!("is for inode {ino}, which cannot exist"));
         };
+        if self.removed && name == b".." {
+            return;
+        }
         let is_dot = matches!(name, b"." | b"..");
         if !is_dot && g.is_own(ino) {
             return bad(format!("is for the file system's own inode {ino}"));

@@ -41,6 +41,7 @@ use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::{self, LogState};
 use crate::overlay::remembered;
+use crate::read::volume::read_superblock;
 use budget::{Budget, Window};
 use ctx::{AgFacts, Chunk, Counted, Ctx, Facts};
 use links::Ups;
@@ -99,6 +100,8 @@ pub struct CheckOutcome {
     pub count: u64,
     /// The log's state. If it is dirty, findings may come from what it still holds.
     pub log: LogState,
+    /// Why it was not replayed, if it is dirty.
+    pub not_replayed: Option<String>,
     pub(crate) late: Late,
     /// Groups with inodes that directories lead to and no tree has.
     pub(crate) missing: BTreeSet<u32>,
@@ -127,8 +130,24 @@ pub fn check(
     options: &CheckOptions,
     progress: &CheckProgress,
 ) -> Result<CheckOutcome> {
+    /// What is replayed of a dirty log may take this part (an eighth) of a bound on memory.
+    const KEPT_SHARE: u64 = 8;
     let blocks = remembered(blocks, options.memory);
-    Ok(keeping(blocks, options, progress, false)?.0)
+    let keep = options.memory.map_or(u64::MAX, |m| m / KEPT_SHARE);
+    let replay = match read_superblock(&*blocks) {
+        Ok((_, g)) => log::replay(&blocks, &g, keep),
+        // The check looks for a copy, and says what is wrong with the superblock.
+        Err(_) => Ok(None),
+    };
+    let (blocks, state, failure) = match replay {
+        Ok(None) => (blocks, None, None),
+        Ok(Some(replayed)) => (replayed.disk as Arc<dyn Blocks>, Some(replayed.state), None),
+        Err(why) => (blocks, None, Some(why.to_string())),
+    };
+    let mut outcome = keeping(blocks, options, progress, false)?.0;
+    outcome.log = state.unwrap_or(outcome.log);
+    outcome.not_replayed = failure;
+    Ok(outcome)
 }
 
 /// The state of the log, whose damage is reported, and the log sequence number of its head.
@@ -247,6 +266,7 @@ pub(crate) fn keeping(
         findings,
         count,
         log,
+        not_replayed: None,
         late,
         missing,
         incomplete,

@@ -1,13 +1,41 @@
 //! Records of the log.
 
-use super::{Be16, Be32, Be64, Le32, Uuid};
+use super::{Be16, Be32, Be64, Le16, Le32, Le64, Uuid};
 
 /// Magic number of a log record.
 pub const LOG_RECORD_MAGIC: u32 = 0xfeed_babe;
 /// Bytes of log data that one head's cycle array covers.
 pub const LOG_CYCLE_DATA_SIZE: usize = 32 * 1024;
+/// Format of the machine that wrote a log: Linux, little-endian.
+pub const LOG_FORMAT_LITTLE_ENDIAN: u32 = 1;
+/// Operation flag: a transaction begins.
+pub const LOG_OP_START: u8 = 0x01;
+/// Operation flag: a transaction is complete.
+pub const LOG_OP_COMMIT: u8 = 0x02;
+/// Operation flag: goes on with the region that the operation before it began.
+pub const LOG_OP_CONTINUED: u8 = 0x08;
 /// Operation flag: the log was unmounted cleanly.
 pub const LOG_OP_UNMOUNT: u8 = 0x20;
+/// Client of transactions.
+pub const LOG_CLIENT_TRANSACTION: u8 = 0x69;
+/// Magic number of a transaction's header.
+pub const LOG_TRANSACTION_MAGIC: u32 = 0x5452_414e;
+/// Bytes of a transaction's header.
+pub const LOG_TRANSACTION_HEADER: usize = 16;
+/// Bytes of a buffer that one bit of a buffer item's map stands for.
+pub const LOG_BUFFER_CHUNK: usize = 128;
+/// Buffer item: inodes, of which only the lists of unlinked ones are replayed.
+pub const LOG_BUFFER_INODES: u16 = 1;
+/// Buffer item: the buffer's blocks are freed, and what was logged of it before is not replayed.
+pub const LOG_BUFFER_CANCEL: u16 = 1 << 1;
+/// Inode item: the device number.
+pub const LOG_INODE_DEV: u32 = 0x10;
+/// Inode item: data fork in the inode, extents, or root of a tree.
+pub const LOG_INODE_DATA: [u32; 3] = [0x2, 0x4, 0x8];
+/// Inode item: the same of the attribute fork.
+pub const LOG_INODE_ATTR: [u32; 3] = [0x40, 0x80, 0x100];
+/// Inode item: the blocks of a fork's tree get the inode as their owner.
+pub const LOG_INODE_OWNER: u32 = 0x200 | 0x400;
 /// Client of the unmount record.
 pub const LOG_CLIENT_LOG: u8 = 0xaa;
 
@@ -56,5 +84,172 @@ pub struct LogOpHeader: 12 {
     pub flags: u8,
     /// Zero.
     pub res2: Be16,
+}
+
+/// What each item begins with, and its number if it announces changes (an intent) or says that they are done.
+pub struct LogItemHeader: 16 {
+    /// `XFS_LI_*`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// Extents of an intent.
+    pub count: Le32,
+    /// The intent's number.
+    pub id: Le64,
+}
+
+/// A logged buffer (`xfs_buf_log_format`), before the map of the chunks that were logged.
+pub struct LogBuffer: 20 {
+    /// `XFS_LI_BUF`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// `LOG_BUFFER_*`; the type of the buffer in the upper five bits.
+    pub flags: Le16,
+    /// Sectors of the buffer.
+    pub len: Le16,
+    /// First sector.
+    pub blkno: Le64,
+    /// Words of the map.
+    pub map_size: Le32,
+}
+
+/// A logged inode (`xfs_inode_log_format`).
+pub struct LogInode: 56 {
+    /// `XFS_LI_INODE`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// `LOG_INODE_*`.
+    pub fields: Le32,
+    /// Bytes of the attribute fork.
+    pub asize: Le16,
+    /// Bytes of the data fork.
+    pub dsize: Le16,
+    /// Alignment of 64-bit machines; others have logged without it.
+    pub pad: Le32,
+    /// The inode.
+    pub ino: Le64,
+    /// Device number.
+    pub rdev: Le32,
+    /// The rest of a union.
+    pub unused: [u8; 12],
+    /// First sector of the buffer that it lies in.
+    pub blkno: Le64,
+    /// Sectors of that.
+    pub len: Le32,
+    /// Its first byte there.
+    pub boffset: Le32,
+}
+
+/// An inode's core as it is logged (`xfs_log_dinode`): the fields of [`Dinode`](super::Dinode) in the
+/// machine's byte order.
+pub struct LogDinode: 176 {
+    /// [`DINODE_MAGIC`](super::DINODE_MAGIC).
+    pub magic: Le16,
+    /// Type and permissions.
+    pub mode: Le16,
+    /// 1, 2 or 3.
+    pub version: u8,
+    /// Data fork's format.
+    pub format: u8,
+    /// Link count of version 1 inodes; metadata file type.
+    pub onlink: Le16,
+    /// Owner.
+    pub uid: Le32,
+    /// Group.
+    pub gid: Le32,
+    /// Link count.
+    pub nlink: Le32,
+    /// Low half of the project identifier.
+    pub projid_lo: Le16,
+    /// High half of the project identifier.
+    pub projid_hi: Le16,
+    /// Data extents with wide counts.
+    pub big_nextents: Le64,
+    /// Access time.
+    pub atime: Le64,
+    /// Modification time.
+    pub mtime: Le64,
+    /// Change time.
+    pub ctime: Le64,
+    /// Size in bytes.
+    pub size: Le64,
+    /// Blocks used by both forks.
+    pub nblocks: Le64,
+    /// Extent size hint in blocks.
+    pub extsize: Le32,
+    /// Data extents; attribute extents with wide counts.
+    pub nextents: Le32,
+    /// Attribute extents.
+    pub anextents: Le16,
+    /// Attribute fork's offset.
+    pub forkoff: u8,
+    /// Attribute fork's format.
+    pub aformat: u8,
+    /// Unused.
+    pub dmevmask: Le32,
+    /// Unused.
+    pub dmstate: Le16,
+    /// `DIFLAG_*`.
+    pub flags: Le16,
+    /// Generation.
+    pub r#gen: Le32,
+    /// Not replayed: the inode's buffer has it.
+    pub next_unlinked: Le32,
+    /// Not replayed.
+    pub crc: Le32,
+    /// Attribute changes.
+    pub changecount: Le64,
+    /// Not replayed.
+    pub lsn: Le64,
+    /// `DIFLAG2_*`.
+    pub flags2: Le64,
+    /// Copy-on-write extent size hint in blocks.
+    pub cowextsize: Le32,
+    /// Zero.
+    pub pad2: [u8; 12],
+    /// Birth time.
+    pub crtime: Le64,
+    /// The inode.
+    pub ino: Le64,
+    /// Metadata uuid.
+    pub uuid: Uuid,
+}
+
+/// A new chunk of inodes (`xfs_icreate_log`).
+pub struct LogInodeChunk: 28 {
+    /// `XFS_LI_ICREATE`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// Allocation group.
+    pub ag: Be32,
+    /// First block.
+    pub agbno: Be32,
+    /// Inodes.
+    pub count: Be32,
+    /// Bytes of an inode.
+    pub isize: Be32,
+    /// Blocks.
+    pub length: Be32,
+    /// Generation of the inodes.
+    pub r#gen: Be32,
+}
+
+/// A logged quota record (`xfs_dq_logformat`).
+pub struct LogDquot: 24 {
+    /// `XFS_LI_DQUOT`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// User, group or project.
+    pub id: Le32,
+    /// First sector of the buffer that it lies in.
+    pub blkno: Le64,
+    /// Blocks of the buffer.
+    pub len: Le32,
+    /// Its first byte there.
+    pub boffset: Le32,
 }
 }

@@ -297,5 +297,9 @@ pub const UNREADABLE_NAMES: [(u32, &str); 3] = [
 
 /// Project quota is accounted (bits of [`Superblock::qflags`]).
 pub const PQUOTA_ACCT: u16 = 0x0008;
+/// User quota is counted.
+pub const UQUOTA_ACCT: u16 = 0x0001;
+/// Group quota is counted.
+pub const GQUOTA_ACCT: u16 = 0x0040;
 /// State of group or project quota on version 4, which version 5 never has.
 pub const OQUOTA_FLAGS: u16 = 0x0030;

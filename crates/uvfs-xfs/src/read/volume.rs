@@ -16,6 +16,9 @@ const MAX_SYMLINKS: usize = 40;
 /// The longest file that is read ahead as a whole, in bytes.
 const MAX_AHEAD: u64 = 256 << 10;
 
+/// Bytes of what is replayed of a dirty log that are kept in memory; more go to a temporary file.
+const REPLAYED_MEMORY: u64 = 256 << 20;
+
 /// An XFS file system, open for reading.
 pub struct Volume {
     blocks: Arc<dyn Blocks>,
@@ -41,11 +44,19 @@ pub struct Space {
 }
 
 impl Volume {
-    /// Opens a file system: checks its superblock, takes its geometry and looks whether its log
-    /// is clean. The caller should show the user [`Volume::warnings`].
-    pub fn open(blocks: Arc<dyn Blocks>) -> Result<Volume> {
-        let (sb, geometry) = read_superblock(&*blocks)?;
+    /// Opens a file system: checks its superblock, takes its geometry and, if its log is dirty, replays it in memory. The caller should show the user [`Volume::warnings`].
+    pub fn open(mut blocks: Arc<dyn Blocks>) -> Result<Volume> {
+        let (mut sb, mut geometry) = read_superblock(&*blocks)?;
+        let mut log = log::survey(&*blocks, &geometry).0;
         let mut warnings = Vec::new();
+        match log::replay(&blocks, &geometry, REPLAYED_MEMORY) {
+            Ok(None) => {}
+            Ok(Some(replayed)) => {
+                (blocks, log) = (replayed.disk, replayed.state);
+                (sb, geometry) = read_superblock(&*blocks)?;
+            }
+            Err(why) => warnings.push(why.to_string()),
+        }
         if blocks.size() < geometry.data_bytes() {
             warnings.push(format!(
                 "the image ends at byte {} but the file system at byte {}: what lies beyond cannot \
@@ -59,7 +70,6 @@ impl Volume {
             let text = format!("{what}: expect contradictions until xfs_repair has run");
             warnings.push(text);
         }
-        let log = log::survey(&*blocks, &geometry).0;
         warnings.extend(log.warning());
         let space = space(&sb, &geometry);
         Ok(Volume {

@@ -11,7 +11,7 @@ use std::mem::offset_of;
 pub(crate) fn mend(m: &mut Mend<'_>, found: &[Finding], count: u64, late: Late) -> bool {
     if count > 0 && late.count == count {
         m.max_lsn = m.max_lsn.max(late.latest);
-        return log::format(m);
+        return log::format(m, false);
     }
     let counter = |f: &Finding| match f.problem {
         Problem::Count {

@@ -11,7 +11,7 @@ const LAST_CYCLE: u64 = u32::MAX as u64 / 2;
 
 /// Writes an empty log whose cycle comes after all that metadata speaks of. Gives whether there is such a
 /// cycle.
-pub(crate) fn format(m: &mut Mend<'_>) -> bool {
+pub(crate) fn format(m: &mut Mend<'_>, replayed: bool) -> bool {
     let g = m.g.clone();
     let Some(a) = g.fsb_run(g.logstart, g.logblocks) else {
         return false;
@@ -54,7 +54,10 @@ pub(crate) fn format(m: &mut Mend<'_>) -> bool {
         sb.lsn.set(0);
         m.put_superblock(sb);
     }
-    let text = "written anew, empty: what it held is lost";
+    let text = match replayed {
+        true => "replayed, and written anew, empty",
+        false => "written anew, empty: what it held is lost",
+    };
     m.say(Place::fs(Structure::Log), text);
     u64::from(cycle) > most
 }

@@ -109,8 +109,8 @@ pub struct RepairOutcome {
     pub left: Vec<Finding>,
     /// How many findings are left.
     pub left_count: u64,
-    /// The log is dirty and may not be zeroed: nothing was done.
-    pub dirty_log: Option<LogState>,
+    /// The log is dirty, cannot be replayed and may not be zeroed: nothing was done. Says why it cannot.
+    pub dirty_log: Option<String>,
     /// Inodes looked at.
     pub inodes: u64,
     /// Rounds of repairing.
@@ -128,16 +128,33 @@ pub fn repair(
     progress: &CheckProgress,
 ) -> std::result::Result<RepairOutcome, RepairError> {
     let bound = options.check.memory;
-    let blocks = remembered(blocks, bound);
+    let keep = bound.map_or(u64::MAX, |m| m / KEPT_SHARE);
+    let mut blocks = remembered(blocks, bound);
     let choices = superblock::settle(&*blocks)?;
-    let superblock::Choice { sb, g, as_is } = better(choices, &blocks, options)?;
-    refuse(&g, &*blocks)?;
+    let mut choice = better(choices, &blocks, options)?;
+    refuse(&choice.g, &*blocks)?;
     let mut out = RepairOutcome::default();
-    let state = crate::log::survey(&*blocks, &g).0;
+    let mut state = crate::log::survey(&*blocks, &choice.g).0;
     if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
-        out.dirty_log = Some(state);
-        return Ok(out);
+        match crate::log::replay(&blocks, &choice.g, keep) {
+            Ok(None) => {}
+            Ok(Some(replayed)) => {
+                crate::log::free_unlinked(&replayed.disk);
+                if let Some(sink) = sink {
+                    let all = replayed.disk.commit(sink, 0, &|_| 0);
+                    out.written = all.map_err(RepairError::Write)?;
+                }
+                (blocks, state) = (replayed.disk, replayed.state);
+                let choices = superblock::settle(&*blocks)?;
+                choice = better(choices, &blocks, options)?;
+            }
+            Err(why) => {
+                out.dirty_log = Some(why.to_string());
+                return Ok(out);
+            }
+        }
     }
+    let superblock::Choice { sb, g, as_is } = choice;
     let mut checking = CheckOptions {
         path_dirs: options.check.path_dirs.or(Some(PATH_DIRS)),
         ..options.check.clone()
@@ -155,7 +172,6 @@ pub fn repair(
             quick::Quick::Not(outcome) => first = outcome,
         }
     }
-    let keep = bound.map_or(u64::MAX, |m| m / KEPT_SHARE);
     let disk = Arc::new(Overlay::new(blocks.clone(), keep));
     let (mut m, before) = Mend::new(&disk, sb, g, as_is, &state);
     out.found_count = before;
@@ -267,7 +283,7 @@ fn finish(
         && out.left_count == 0
         && m.disk.is_changed()
     {
-        out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
+        out.written += commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
     Ok(out)
 }
@@ -386,7 +402,7 @@ impl<'a> Mend<'a> {
         m.put_superblock(sb);
         if !log.is_clean() {
             found += 1;
-            log::format(&mut m);
+            log::format(&mut m, matches!(log, LogState::Replayed { .. }));
         }
         (m, found)
     }
@@ -444,7 +460,7 @@ impl<'a> Mend<'a> {
         }
         superblock::copies(self);
         if self.hurt(Structure::Log, 0) || (late && !self.log_formatted) {
-            log::format(self);
+            log::format(self, false);
         }
     }
 

@@ -200,7 +200,7 @@ pub fn judge(path: &Path, name: String, how: How, tally: &Mutex<Tally>) {
     t.done += 1;
     t.corrupt += usize::from(found);
     if how != How::Whole {
-        let ours_dirty = matches!(log, Some(LogState::Dirty { .. }));
+        let ours_dirty = log.as_ref().is_some_and(|log| !log.is_clean());
         let theirs_dirty = text.contains("valuable metadata changes in a log");
         t.dirty += usize::from(ours_dirty);
         if ours_dirty != theirs_dirty {

@@ -68,7 +68,7 @@ const FOREIGN: &[(&str, Foreign)] = words! {
     no_writeback_cache Always;
     noauto_cache Not("use cache=never, or kernel_cache");
     noforget Always;
-    norecovery Not("the log of an image is never replayed; leave it out");
+    norecovery Not("the log of an image is replayed in memory, and the image not written; leave it out");
     readdir_ino Always;
     readdirplus Not("the server decides; leave it out");
     remember Always;
