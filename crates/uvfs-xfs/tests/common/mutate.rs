@@ -16,6 +16,10 @@ use uvfs_xfs::format::*;
 mod fields;
 #[allow(unused_imports, reason = "not every test program changes fields")]
 pub use fields::{FieldChange, change_field, field_changes};
+#[path = "records.rs"]
+mod records;
+#[allow(unused_imports, reason = "not every test program damages logs")]
+pub use records::{LogRecord, damage_log, log_records};
 
 const PAGE: usize = 4096;
 
