@@ -4,7 +4,8 @@
 #     fuzz/image.sh rich.img && UVFS_FUZZ_IMAGE=rich.img fuzz/run.sh xfs_image
 #
 # Root only: it is filled through the kernel. More arguments go to mkfs.xfs, instead of the features
-# that it switches on otherwise (-m crc=0 makes an image of version 4).
+# that it switches on otherwise (-m crc=0 makes an image of version 4). With CUT=1 in the environment it is cut off
+# with a dirty log, for the target xfs_log.
 set -eu
 image=$1
 shift
@@ -40,4 +41,5 @@ for i in $(seq 90); do
 done
 setfattr -n user.remote -v "$(printf 'r%.0s' $(seq 3000))" data
 cd /
+[ -z "${CUT:-}" ] || xfs_io -x -c 'shutdown -f' "$dir"
 umount "$dir"

@@ -5,7 +5,7 @@
 #     fuzz/run.sh repair -max_total_time=60
 #     fuzz/run.sh all -max_total_time=60
 #
-# More arguments go to libFuzzer. Needs a C++ compiler, and root for the targets `xfs_image` and `repair`,
+# More arguments go to libFuzzer. Needs a C++ compiler, and root for the targets `xfs_image`, `xfs_log` and `repair`,
 # unless UVFS_FUZZ_IMAGE names an image (see image.sh). New inputs are kept in fuzz/corpus/TARGET; those in
 # fuzz/seeds/TARGET are a part of them that reaches the same code:
 #
@@ -42,8 +42,9 @@ fi
 
 build --bin "$target"
 case $target in
-xfs_image | repair)
+xfs_image | xfs_log | repair)
   if [ -z "${UVFS_FUZZ_IMAGE:-}" ]; then
+    if [ "$target" = xfs_log ]; then export CUT=1; fi
     sh "$here/image.sh" "$dir/image"
     export UVFS_FUZZ_IMAGE=$dir/image
   fi
