@@ -195,7 +195,7 @@ pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<
     };
     log.transactions(tail, head, &mut note).map_err(failed)?;
     let disk = Arc::new(Overlay::new(blocks.clone(), keep));
-    let mut applying = Applying::new(&disk, g, cancelled);
+    let mut applying = Applying::new(&disk, g.clone(), cancelled);
     let mut transactions = 0;
     let mut apply = |t: transactions::Transaction| {
         transactions += 1;

@@ -4,6 +4,7 @@
 //! not applied: what is on disk is newer. Items of the same record are applied one after the other.
 
 use super::transactions::{Item, Transaction};
+use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::overlay::Overlay;
@@ -91,7 +92,8 @@ impl Cancelled {
 /// Applies transactions to an overlay.
 pub(super) struct Applying<'a> {
     pub disk: &'a Overlay,
-    pub g: &'a Geometry,
+    /// The sizes, also of groups that the log tells of.
+    pub g: Geometry,
     pub cancelled: Cancelled,
     /// The record whose transactions are being applied, and the buffers that they have changed.
     lsn: u64,
@@ -157,7 +159,7 @@ fn is_newer(on_disk: u64, lsn: u64) -> bool {
 type Done = Result<(), String>;
 
 impl<'a> Applying<'a> {
-    pub fn new(disk: &'a Overlay, g: &'a Geometry, cancelled: Cancelled) -> Applying<'a> {
+    pub fn new(disk: &'a Overlay, g: Geometry, cancelled: Cancelled) -> Applying<'a> {
         Applying {
             disk,
             g,
@@ -238,7 +240,7 @@ impl<'a> Applying<'a> {
     fn read(&self, blkno: u64, sectors: u64) -> Result<Vec<u8>, String> {
         let last = blkno
             .checked_add(sectors)
-            .filter(|end| *end <= self.g.data_bytes() / 512);
+            .filter(|end| *end <= self.disk.size() / 512);
         if last.is_none() || sectors == 0 || sectors > MAX_SECTORS {
             return Err(format!("a buffer of {sectors} sectors at sector {blkno}"));
         }
@@ -281,6 +283,12 @@ impl<'a> Applying<'a> {
             self.fresh.insert(blkno);
         }
         self.disk.write(blkno * 512, &buffer);
+        // The file system may have grown.
+        if blkno == 0
+            && let Some((g, _)) = super::superblock(self.disk)
+        {
+            self.g = g;
+        }
         Ok(())
     }
 
@@ -391,7 +399,7 @@ impl<'a> Applying<'a> {
     /// Initialises the inodes of a new chunk.
     fn chunk(&mut self, item: &Item) -> Done {
         let c = *LogInodeChunk::at(item.header(), 0).map_err(|_| "a chunk's item is cut off")?;
-        let g = self.g;
+        let g = &self.g;
         let (agno, agbno, length) = (c.ag.get(), c.agbno.get(), c.length.get());
         let inside = agbno
             .checked_add(length)
