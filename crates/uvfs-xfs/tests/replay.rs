@@ -200,6 +200,12 @@ fn series(kind: usize, seed: u64, points: usize) -> Result<Seen, String> {
         let held = std::thread::scope(|scope| {
             let work = |seed| move || workload::work(at, &mut Random(seed), count);
             let both = seeds.map(|seed| scope.spawn(work(seed)));
+            if early.is_some() {
+                // Each fsync writes what is in the log in memory, also within what other threads do in several
+                // transactions.
+                scope.spawn(move || workload::sync_until_it_fails(at));
+                scope.spawn(move || workload::share_until_it_fails(at));
+            }
             if let Some(early) = early {
                 std::thread::sleep(early);
                 cut_off(at, flush);

@@ -178,3 +178,33 @@ pub fn work(root: &Path, r: &mut Random, count: usize) -> Vec<File> {
     }
     held
 }
+
+/// Changes a file and makes it durable, until the mount is cut off.
+pub fn sync_until_it_fails(root: &Path) {
+    let Ok(file) = File::create(root.join("synced")) else {
+        return;
+    };
+    let mut size = 0;
+    while file.set_len(size).is_ok() && file.sync_all().is_ok() {
+        size = (size + 1) % 5000;
+    }
+}
+
+/// Shares the blocks of files and writes to them, until the mount is cut off or cannot share.
+pub fn share_until_it_fails(root: &Path) {
+    let from = File::create(root.join("share-from"));
+    let Ok(from) = from.and_then(|from| from.write_all_at(&pattern(9, 200_000), 0).map(|()| from))
+    else {
+        return;
+    };
+    for i in 0u64.. {
+        let Ok(to) = File::create(root.join(format!("shared-{}", i % 8))) else {
+            return;
+        };
+        let shared = rfs::ioctl_ficlone(&to, &from).is_ok();
+        let written = (0..10).all(|n| to.write_all_at(&[7; 3000], n * 19_000 + i % 7).is_ok());
+        if !shared || !written || to.sync_data().is_err() {
+            return;
+        }
+    }
+}
