@@ -15,10 +15,12 @@
 //!
 //! A dirty log is replayed into an overlay ([`replay`]), as the kernel's recovery replays it into the device
 //! (`xlog_do_log_recovery`): a first pass finds the buffers whose blocks were freed, a second applies all
-//! transactions that were committed ([`transactions`], [`items`]). What the kernel then does with transactions of
-//! its own is not done: it finishes what intents announce, and frees inodes that were unlinked while open.
+//! transactions that were committed ([`transactions`], [`items`]). The kernel then goes on with transactions of its own. Of
+//! those only changes of mappings that the log announces are done ([`mappings`]), as far as readers see them;
+//! inodes that were unlinked while open are freed where a repair asks for it.
 
 mod items;
+mod mappings;
 mod transactions;
 
 use crate::blocks::Blocks;
@@ -206,7 +208,7 @@ pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<
         applying.apply(&t)
     };
     log.transactions(tail, head, &mut apply).map_err(failed)?;
-    let unfinished = applying.unfinished();
+    let unfinished = applying.finish();
     count(&disk);
     let state = LogState::Replayed {
         head,
@@ -249,9 +251,13 @@ pub(crate) fn free_unlinked(disk: &Overlay) {
     }
 }
 
-/// Frees an inode without names. Gives the next on its list; there is none after an inode that was free already, so
-/// that a list which leads into itself ends.
-fn free_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<u32> {
+/// Changes an inode, and sets its checksum; nothing is written if it cannot be read or `change` gives `None`.
+fn with_inode<T>(
+    disk: &Overlay,
+    g: &Geometry,
+    ino: u64,
+    change: impl FnOnce(&mut [u8]) -> Option<T>,
+) -> Option<T> {
     let at = g.inode_byte(g.inode(ino)?);
     let (sector, within) = (at / 512 * 512, (at % 512) as usize);
     let size = g.inode_size as usize;
@@ -259,28 +265,38 @@ fn free_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<u32> {
         .get(sector, (within + size).next_multiple_of(512))
         .ok()?;
     let inode = &mut bytes[within..within + size];
-    let d = check_dinode(inode, &g.ident(0, Some(ino))).ok()?;
-    if d.nlink.get() != 0 || d.mode.get() == 0 {
-        return None;
-    }
-    let next = d.next_unlinked.get();
-    let whole = Dinode::at_mut(inode, 0).ok()?;
-    whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
-    let d = &mut whole.v2;
-    d.mode.set(0);
-    d.format = FORMAT_EXTENTS;
-    d.aformat = FORMAT_EXTENTS;
-    d.big_nextents.set(0);
-    d.nextents.set(0);
-    d.anextents.set(0);
-    d.forkoff = 0;
-    d.size.set(0);
-    d.nblocks.set(0);
-    d.flags.set(0);
-    d.r#gen.set(d.r#gen.get().wrapping_add(1));
-    d.next_unlinked.set(NULLAGINO);
+    check_dinode(inode, &g.ident(0, Some(ino))).ok()?;
+    let done = change(inode)?;
     store_crc(inode, DINODE_CRC_OFFSET);
     disk.write(sector, &bytes);
+    Some(done)
+}
+
+/// Frees an inode without names. Gives the next on its list; there is none after an inode that was free already, so
+/// that a list which leads into itself ends.
+fn free_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<u32> {
+    let next = with_inode(disk, g, ino, |inode| {
+        let whole = Dinode::at_mut(inode, 0).ok()?;
+        whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
+        let d = &mut whole.v2;
+        if d.nlink.get() != 0 || d.mode.get() == 0 {
+            return None;
+        }
+        let next = d.next_unlinked.get();
+        d.mode.set(0);
+        d.format = FORMAT_EXTENTS;
+        d.aformat = FORMAT_EXTENTS;
+        d.big_nextents.set(0);
+        d.nextents.set(0);
+        d.anextents.set(0);
+        d.forkoff = 0;
+        d.size.set(0);
+        d.nblocks.set(0);
+        d.flags.set(0);
+        d.r#gen.set(d.r#gen.get().wrapping_add(1));
+        d.next_unlinked.set(NULLAGINO);
+        Some(next)
+    })?;
     (next != NULLAGINO).then_some(next)
 }
 

@@ -98,6 +98,20 @@ pub struct LogItemHeader: 16 {
     pub id: Le64,
 }
 
+/// A mapping that an intent is about (`xfs_map_extent`).
+pub struct LogMapping: 32 {
+    /// The inode.
+    pub owner: Le64,
+    /// First block on disk.
+    pub startblock: Le64,
+    /// First block in the file.
+    pub startoff: Le64,
+    /// Blocks.
+    pub len: Le32,
+    /// What is done with it.
+    pub flags: Le32,
+}
+
 /// A logged buffer (`xfs_buf_log_format`), before the map of the chunks that were logged.
 pub struct LogBuffer: 20 {
     /// `XFS_LI_BUF`.

@@ -3,6 +3,7 @@
 //! Each structure says which record it was last written after, and an item of an earlier one is
 //! not applied: what is on disk is newer. Items of the same record are applied one after the other.
 
+use super::mappings;
 use super::transactions::{Item, Transaction};
 use crate::blocks::Blocks;
 use crate::format::*;
@@ -26,12 +27,13 @@ const BUFFER: u16 = 0x123c;
 const DQUOT: u16 = 0x123d;
 const QUOTAOFF: u16 = 0x123e;
 const CHUNK: u16 = 0x123f;
+const MAPPING: u16 = 0x1244;
 /// Intents, and the items that say that they are done: (intent, done, what it announces).
 const INTENTS: [(u16, u16, &str); 7] = [
     (0x1236, 0x1237, "the freeing of blocks"),
     (0x1240, 0x1241, "a change of the reverse mapping tree"),
     (0x1242, 0x1243, "a change of the reference count tree"),
-    (0x1244, 0x1245, "a change of a file's mapping"),
+    (MAPPING, 0x1245, "a change of a file's mapping"),
     (0x1246, 0x1247, "a change of an extended attribute"),
     (0x1248, 0x1249, "an exchange of files' contents"),
     (0x124a, 0x124b, "the freeing of realtime blocks"),
@@ -197,11 +199,13 @@ impl<'a> Applying<'a> {
         Ok(())
     }
 
-    /// What the intents that are not done announce, in their order.
-    pub fn unfinished(&self) -> Vec<&'static str> {
+    /// Does what it can of what the intents that are not done announce, in their order. Gives what is left, in words.
+    pub fn finish(&self) -> Vec<&'static str> {
         let name = |kind| INTENTS.iter().find(|(intent, ..)| *intent == kind);
-        let kinds = self.pending.values().map(|(_, item)| item.kind());
-        kinds.filter_map(|kind| Some(name(kind)?.2)).collect()
+        let items = self.pending.values().map(|(_, item)| item);
+        let left = items
+            .filter(|item| item.kind() != MAPPING || !mappings::finish(self.disk, &self.g, item));
+        left.filter_map(|item| Some(name(item.kind())?.2)).collect()
     }
 
     fn item(&mut self, item: &Item) -> Done {
