@@ -53,9 +53,6 @@ const RECORD_BLOCKS: u64 = (256 << 10) / BLOCK as u64;
 /// Blocks before the head that may have been written at the same time.
 const SCAN_BLOCKS: u64 = RECORDS_AT_ONCE as u64 * RECORD_BLOCKS;
 
-/// Bytes that a replay may change.
-const MAX_REPLAYED: u64 = 2 << 30;
-
 /// The state of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogState {
@@ -166,12 +163,14 @@ pub(crate) struct Replayed {
     pub disk: Arc<Overlay>,
     /// [`LogState::Replayed`].
     pub state: LogState,
+    /// The log sequence number of the log's head, which is later than all that was replayed.
+    head: u64,
 }
 
 /// Replays the log of `blocks` into an overlay that keeps about `keep` bytes in memory; `None` if there is nothing to
 /// replay.
 pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<Option<Replayed>> {
-    let LogState::Dirty { head, tail, torn } = survey(&**blocks, g).0 else {
+    let (LogState::Dirty { head, tail, torn }, Some(lsn)) = survey(&**blocks, g) else {
         return Ok(None);
     };
     let failed = |why: String| Error::Log(why);
@@ -201,10 +200,6 @@ pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<
     let mut transactions = 0;
     let mut apply = |t: transactions::Transaction| {
         transactions += 1;
-        if disk.changed() > MAX_REPLAYED {
-            let most = MAX_REPLAYED >> 30;
-            return Err(format!("it changes more than {most} GiB"));
-        }
         applying.apply(&t)
     };
     log.transactions(tail, head, &mut apply).map_err(failed)?;
@@ -217,35 +212,39 @@ pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<
         transactions,
         unfinished,
     };
-    Ok(Some(Replayed { disk, state }))
+    let head = lsn;
+    Ok(Some(Replayed { disk, state, head }))
 }
 
-/// Frees the inodes that were unlinked while they were open, as the kernel does after a replay. Their blocks, and their
-/// bits in the trees, are left to a repair. A list ends at an inode that has a name, or cannot be read.
-pub(crate) fn free_unlinked(disk: &Overlay) {
-    let Some((g, _)) = superblock(disk) else {
-        return;
-    };
-    let size = g.sector_size as usize;
-    for agno in 0..g.agcount {
-        let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
-        let Ok(mut agi) = disk.get(at, size) else {
-            continue;
+impl Replayed {
+    /// Frees the inodes that were unlinked while they were open, as the kernel does after a replay. Their blocks, and
+    /// their bits in the trees, are left to a repair. A list ends at an inode that has a name, or cannot be read.
+    pub fn free_unlinked(&self) {
+        let disk = &*self.disk;
+        let Some((g, _)) = superblock(disk) else {
+            return;
         };
-        if check_agi(&agi, &g.ident(0, None)).is_err() {
-            continue;
-        }
-        let Ok(header) = Agi::at_mut(&mut agi, 0) else {
-            continue;
-        };
-        let heads = header.unlinked;
-        header.unlinked = [Be32::new(NULLAGINO); AGI_UNLINKED_BUCKETS];
-        store_crc(&mut agi, AGI_CRC_OFFSET);
-        disk.write(at, &agi);
-        for head in heads {
-            let mut next = Some(head.get()).filter(|next| *next != NULLAGINO);
-            while let Some(agino) = next {
-                next = free_inode(disk, &g, g.ino(agno, agino));
+        let size = g.sector_size as usize;
+        for agno in 0..g.agcount {
+            let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
+            let Ok(mut agi) = disk.get(at, size) else {
+                continue;
+            };
+            if check_agi(&agi, &g.ident(0, None)).is_err() {
+                continue;
+            }
+            let Ok(header) = Agi::at_mut(&mut agi, 0) else {
+                continue;
+            };
+            let heads = header.unlinked;
+            header.unlinked = [Be32::new(NULLAGINO); AGI_UNLINKED_BUCKETS];
+            store_crc(&mut agi, AGI_CRC_OFFSET);
+            disk.write(at, &agi);
+            for head in heads {
+                let mut next = Some(head.get()).filter(|next| *next != NULLAGINO);
+                while let Some(agino) = next {
+                    next = free_inode(disk, &g, g.ino(agno, agino), self.head);
+                }
             }
         }
     }
@@ -274,10 +273,12 @@ fn with_inode<T>(
 
 /// Frees an inode without names. Gives the next on its list; there is none after an inode that was free already, so
 /// that a list which leads into itself ends.
-fn free_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<u32> {
+fn free_inode(disk: &Overlay, g: &Geometry, ino: u64, lsn: u64) -> Option<u32> {
     let next = with_inode(disk, g, ino, |inode| {
         let whole = Dinode::at_mut(inode, 0).ok()?;
         whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
+        // Should the repair be cut off, the next replay leaves it as it is.
+        whole.lsn.set(lsn);
         let d = &mut whole.v2;
         if d.nlink.get() != 0 || d.mode.get() == 0 {
             return None;

@@ -15,6 +15,10 @@ use std::mem::offset_of;
 const SECTOR: usize = 512;
 /// Sectors of a buffer, at most: the largest block, or cluster of inodes.
 const MAX_SECTORS: u64 = 128;
+/// Words of a buffer's map, at most.
+const MAX_MAP: usize = 17;
+/// Bytes that a replay may change.
+const MAX_REPLAYED: u64 = 2 << 30;
 /// Bytes of a logged quota record (`xfs_disk_dquot`): what a block has more is checksum and identity.
 const DQUOT_LOGGED: usize = 104;
 /// Log sequence number of a quota record.
@@ -193,6 +197,10 @@ impl<'a> Applying<'a> {
         };
         for wanted in 0..4 {
             for item in t.items.iter().filter(|item| class(item) == wanted) {
+                if self.disk.changed() > MAX_REPLAYED {
+                    let most = MAX_REPLAYED >> 30;
+                    return Err(format!("it changes more than {most} GiB"));
+                }
                 self.item(item)?;
             }
         }
@@ -481,12 +489,15 @@ fn regions<'i>(
             b.blkno.get()
         )
     };
+    if words > MAX_MAP {
+        return Err(wrong());
+    }
     let map = Le32::slice_at(item.header(), LogBuffer::SIZE, words).map_err(|_| wrong())?;
     let is_set = |bit: usize| {
         map.get(bit / 32)
             .is_some_and(|w| w.get() >> (bit % 32) & 1 != 0)
     };
-    let bits = words.saturating_mul(32);
+    let bits = words * 32;
     let (mut out, mut bit, mut next) = (Vec::new(), 0, 1);
     while bit < bits {
         if !is_set(bit) {

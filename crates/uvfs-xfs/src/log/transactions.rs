@@ -12,6 +12,8 @@ use std::collections::HashMap;
 const MAX_REGIONS: usize = 257;
 /// Bytes of transactions without a commit, at most. A kernel keeps them far below a fourth of its largest log.
 const MAX_OPEN: usize = 512 << 20;
+/// What a transaction or a region takes besides its bytes, at most.
+const OVERHEAD: usize = 128;
 
 /// A change in the log.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -109,9 +111,10 @@ impl Assembly {
                     lsn,
                     header: Vec::new(),
                     items: Vec::new(),
-                    bytes: 0,
+                    bytes: OVERHEAD,
                 };
                 self.open.insert(tid, open);
+                self.grow(OVERHEAD)?;
             }
             return Ok(None);
         };
@@ -126,16 +129,20 @@ impl Assembly {
                 _ => Ok(None),
             };
         }
-        // An operation takes memory without data, too.
-        let bytes = region.len() + LogOpHeader::SIZE;
+        let bytes = region.len() + OVERHEAD;
         open.bytes += bytes;
-        self.bytes += bytes;
-        if self.bytes > MAX_OPEN {
-            let most = MAX_OPEN >> 20;
-            return Err(format!("transactions of more than {most} MiB are open"));
-        }
         open.add(region, op.flags & LOG_OP_CONTINUED != 0)?;
+        self.grow(bytes)?;
         Ok(None)
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), String> {
+        self.bytes += bytes;
+        let most = MAX_OPEN >> 20;
+        match self.bytes > MAX_OPEN {
+            true => Err(format!("transactions of more than {most} MiB are open")),
+            false => Ok(()),
+        }
     }
 }
 

@@ -139,7 +139,7 @@ pub fn repair(
         match crate::log::replay(&blocks, &choice.g, keep) {
             Ok(None) => {}
             Ok(Some(replayed)) => {
-                crate::log::free_unlinked(&replayed.disk);
+                replayed.free_unlinked();
                 if let Some(sink) = sink {
                     let all = replayed.disk.commit(sink, 0, &|_| 0);
                     out.written = all.map_err(RepairError::Write)?;
