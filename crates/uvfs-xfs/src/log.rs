@@ -27,8 +27,10 @@ use crate::blocks::Blocks;
 use crate::error::{Error, Result as Read};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
-use crate::overlay::Overlay;
+use crate::overlay::{Overlay, Sink};
 use items::{Applying, Cancelled};
+use std::collections::HashSet;
+use std::io;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::Arc;
@@ -217,37 +219,80 @@ pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<
 }
 
 impl Replayed {
-    /// Frees the inodes that were unlinked while they were open, as the kernel does after a replay. Their blocks, and
-    /// their bits in the trees, are left to a repair. A list ends at an inode that has a name, or cannot be read.
-    pub fn free_unlinked(&self) {
+    /// Frees the inodes that were unlinked while they were open, as the kernel does after a replay, and writes all
+    /// that has changed to `sink`; gives how many bytes that was. The inodes' blocks, and their bits in the trees,
+    /// are left to a repair.
+    ///
+    /// Wherever this is cut off, the lists still lead to all inodes that are not free yet: each step is written
+    /// before the next begins.
+    pub fn free_unlinked(&self, sink: Option<&dyn Sink>) -> io::Result<u64> {
         let disk = &*self.disk;
         let Some((g, _)) = superblock(disk) else {
-            return;
+            return Ok(0);
         };
-        let size = g.sector_size as usize;
+        let commit = |heads: bool| match sink {
+            Some(sink) => disk.commit(sink, u8::from(heads), &|sector| {
+                let first = g
+                    .daddr_block(sector)
+                    .map_or(0, |a| g.ag_header_daddr(a.agno, AGI_SECTOR));
+                let sectors = u64::from(g.sector_size / 512);
+                u8::from((first..first + sectors).contains(&sector))
+            }),
+            None => Ok(0),
+        };
+        let mut freed = Vec::new();
+        let mut seen = HashSet::new();
         for agno in 0..g.agcount {
-            let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
-            let Ok(mut agi) = disk.get(at, size) else {
-                continue;
-            };
-            if check_agi(&agi, &g.ident(0, None)).is_err() {
-                continue;
-            }
-            let Ok(header) = Agi::at_mut(&mut agi, 0) else {
-                continue;
-            };
-            let heads = header.unlinked;
-            header.unlinked = [Be32::new(NULLAGINO); AGI_UNLINKED_BUCKETS];
-            store_crc(&mut agi, AGI_CRC_OFFSET);
-            disk.write(at, &agi);
-            for head in heads {
-                let mut next = Some(head.get()).filter(|next| *next != NULLAGINO);
-                while let Some(agino) = next {
-                    next = free_inode(disk, &g, g.ino(agno, agino), self.head);
+            for head in unlinked(disk, &g, agno) {
+                let mut next = head.get();
+                // A list that leads into itself ends.
+                while next != NULLAGINO && seen.insert(g.ino(agno, next)) {
+                    let ino = g.ino(agno, next);
+                    let Some(after) = free_inode(disk, &g, ino, self.head) else {
+                        break;
+                    };
+                    freed.push(ino);
+                    next = after;
                 }
             }
         }
+        let mut written = commit(false)?;
+        for agno in 0..g.agcount {
+            if unlinked(disk, &g, agno)
+                .iter()
+                .all(|head| head.get() == NULLAGINO)
+            {
+                continue;
+            }
+            let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
+            let mut agi = disk.get(at, g.sector_size as usize)?;
+            if let Ok(header) = Agi::at_mut(&mut agi, 0) {
+                header.unlinked = [Be32::new(NULLAGINO); AGI_UNLINKED_BUCKETS];
+                // A replay after a repair that was cut off makes new chunks of inodes again, with inodes that were
+                // unlinked: it has to make the lists again, too.
+                header.lsn.set(0);
+            }
+            store_crc(&mut agi, AGI_CRC_OFFSET);
+            disk.write(at, &agi);
+        }
+        written += commit(true)?;
+        for ino in freed {
+            with_inode(disk, &g, ino, |inode| {
+                let d = DinodeV2::at_mut(inode, 0).ok()?;
+                d.next_unlinked.set(NULLAGINO);
+                Some(())
+            });
+        }
+        Ok(written + commit(false)?)
     }
+}
+
+/// The heads of a group's lists of unlinked inodes; none if its header is damaged.
+fn unlinked(disk: &Overlay, g: &Geometry, agno: u32) -> Vec<Be32> {
+    let at = g.ag_header_daddr(agno, AGI_SECTOR) * 512;
+    let read = disk.get(at, g.sector_size as usize).unwrap_or_default();
+    let agi = check_agi(&read, &g.ident(0, None));
+    agi.map_or(Vec::new(), |agi| agi.unlinked.to_vec())
 }
 
 /// Changes an inode, and sets its checksum; nothing is written if it cannot be read or `change` gives `None`.
@@ -271,19 +316,18 @@ fn with_inode<T>(
     Some(done)
 }
 
-/// Frees an inode without names. Gives the next on its list; there is none after an inode that was free already, so
-/// that a list which leads into itself ends.
+/// Frees an inode without names, which stays on its list. Gives the next there.
 fn free_inode(disk: &Overlay, g: &Geometry, ino: u64, lsn: u64) -> Option<u32> {
-    let next = with_inode(disk, g, ino, |inode| {
+    with_inode(disk, g, ino, |inode| {
         let whole = Dinode::at_mut(inode, 0).ok()?;
-        whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
-        // Should the repair be cut off, the next replay leaves it as it is.
-        whole.lsn.set(lsn);
         let d = &mut whole.v2;
-        if d.nlink.get() != 0 || d.mode.get() == 0 {
+        if d.nlink.get() != 0 {
             return None;
         }
         let next = d.next_unlinked.get();
+        if d.mode.get() == 0 {
+            return Some(next);
+        }
         d.mode.set(0);
         d.format = FORMAT_EXTENTS;
         d.aformat = FORMAT_EXTENTS;
@@ -295,10 +339,11 @@ fn free_inode(disk: &Overlay, g: &Geometry, ino: u64, lsn: u64) -> Option<u32> {
         d.nblocks.set(0);
         d.flags.set(0);
         d.r#gen.set(d.r#gen.get().wrapping_add(1));
-        d.next_unlinked.set(NULLAGINO);
+        whole.flags2.set(whole.flags2.get() & DIFLAG2_BIGTIME);
+        // Should the repair be cut off, the next replay leaves it as it is.
+        whole.lsn.set(lsn);
         Some(next)
-    })?;
-    (next != NULLAGINO).then_some(next)
+    })
 }
 
 /// What the superblock says after a replay, which may have added groups, and its sector.

@@ -139,11 +139,8 @@ pub fn repair(
         match crate::log::replay(&blocks, &choice.g, keep) {
             Ok(None) => {}
             Ok(Some(replayed)) => {
-                replayed.free_unlinked();
-                if let Some(sink) = sink {
-                    let all = replayed.disk.commit(sink, 0, &|_| 0);
-                    out.written = all.map_err(RepairError::Write)?;
-                }
+                let written = replayed.free_unlinked(sink);
+                out.written = written.map_err(RepairError::Write)?;
                 (blocks, state) = (replayed.disk, replayed.state);
                 let choices = superblock::settle(&*blocks)?;
                 choice = better(choices, &blocks, options)?;
