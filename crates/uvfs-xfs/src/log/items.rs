@@ -276,6 +276,8 @@ impl<'a> Applying<'a> {
             && !self.fresh.contains(&blkno)
             && let Ok(lsn) = Be64::at(&buffer, s.lsn)
             && (is_newer(lsn.get(), self.lsn) || lsn.get() == self.lsn)
+            // A replay that was cut off may have written a part of the block.
+            && check_crc(&buffer, s.crc).is_ok()
         {
             return Ok(());
         }
@@ -364,7 +366,7 @@ impl<'a> Applying<'a> {
             return wrong("what was logged of it makes no sense");
         };
         let on_disk = Dinode::at(inode, 0).map_or(0, |d| d.lsn.get());
-        if is_newer(on_disk, self.lsn) {
+        if is_newer(on_disk, self.lsn) && check_crc(inode, DINODE_CRC_OFFSET).is_ok() {
             return Ok(());
         }
         if f.fields.get() & LOG_INODE_OWNER != 0 {
