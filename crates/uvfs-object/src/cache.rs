@@ -1,6 +1,6 @@
 //! The cache on the local disk: two files for each version of an object, evicted by use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -68,8 +68,13 @@ struct Slot {
 }
 
 impl Cache {
-    /// Takes a directory below `dir` for a store.
-    pub(crate) fn open(dir: &Path, store: &str, size: Option<u64>) -> io::Result<Self> {
+    /// Takes a directory below `dir` for a store. A mount that writes takes over the drafts of others that no mount has.
+    pub(crate) fn open(
+        dir: &Path,
+        store: &str,
+        size: Option<u64>,
+        writes: bool,
+    ) -> io::Result<Self> {
         let digest = hex(&Sha256::digest(store.as_bytes())[..8]);
         let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         for number in 0..MOUNTS {
@@ -88,6 +93,11 @@ impl Cache {
             }
             let free = statvfs(&root).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
             let limit = size.unwrap_or(free.unwrap_or(0) / SHARE).max(LEAST);
+            if writes {
+                let others = (0..MOUNTS).filter(|other| *other != number);
+                let others = others.map(|other| dir.join(format!("{digest}-{other}")));
+                take_over(&root, others)?;
+            }
             let (state, drafts) = found(&root)?;
             let cache = Self {
                 root,
@@ -367,6 +377,58 @@ impl Cache {
     fn state(&self) -> MutexGuard<'_, State> {
         uvfs_sys::lock(&self.state)
     }
+}
+
+/// Moves the drafts of directories that no mount has into one. A crash leaves a draft in at least one of them.
+fn take_over(root: &Path, others: impl Iterator<Item = PathBuf>) -> io::Result<()> {
+    let records = |root: &Path| -> io::Result<Vec<PathBuf>> {
+        let paths = root.read_dir()?.map(|entry| Ok(entry?.path()));
+        let paths: io::Result<Vec<PathBuf>> = paths.collect();
+        let is_record = |path: &PathBuf| path.extension().is_some_and(|end| end == "draft");
+        Ok(paths?.into_iter().filter(is_record).collect())
+    };
+    let key = |record: &PathBuf| -> io::Result<Option<String>> {
+        Ok(map::parse(&std::fs::read(record)?).map(|(key, _)| key))
+    };
+    let (mut keys, mut next) = (HashSet::new(), 0);
+    for record in records(root)? {
+        let number = record.file_stem().and_then(|stem| stem.to_str());
+        let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
+        next = next.max(number.map_or(0, |number| number + 1));
+        keys.extend(key(&record)?);
+    }
+    for other in others {
+        let lock = match File::open(other.join("lock")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            lock => lock?,
+        };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        for record in records(&other)? {
+            // Of two drafts of a name it is not known which is the later one. The next mount takes the other.
+            let Some(key) = key(&record)?.filter(|key| keys.insert(key.clone())) else {
+                tracing::warn!(
+                    "{} stays: this mount has a draft of its key",
+                    record.display()
+                );
+                continue;
+            };
+            let place = root.join(format!("{next:016x}"));
+            next += 1;
+            for end in ["new", "kept", "draft"] {
+                match std::fs::hard_link(record.with_extension(end), place.with_extension(end)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            for end in ["draft", "new", "kept"] {
+                remove(&record.with_extension(end))?;
+            }
+            tracing::debug!(key, "a draft that no mount had is taken over");
+        }
+    }
+    Ok(())
 }
 
 /// Finds the versions that earlier mounts cached, the least recently used first, and the files of drafts. Removes

@@ -124,7 +124,9 @@ impl ObjectFs {
         });
         answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
-        let cache = Arc::new(Cache::open(&dir, store.name(), options.cache_size)?);
+        let writes = options.writes != Writes::No;
+        let cache = Cache::open(&dir, store.name(), options.cache_size, writes)?;
+        let cache = Arc::new(cache);
         let permits = permits(&options);
         let fetch = Fetch {
             store,
@@ -133,7 +135,7 @@ impl ObjectFs {
             permits: Arc::new(Semaphore::new(permits)),
         };
         let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
-        let writing = match options.writes != Writes::No {
+        let writing = match writes {
             true => Some(Arc::new(Writing {
                 fetch: fetch.clone(),
                 tree: tree.clone(),
@@ -160,7 +162,7 @@ impl ObjectFs {
             open: Mutex::default(),
             session: OnceLock::new(),
             // The kernel would write to a backing file without a word.
-            no_backing: AtomicBool::new(!options.backing_files || options.writes != Writes::No),
+            no_backing: AtomicBool::new(!options.backing_files || writes),
             options,
             begun: timespec(SystemTime::now()),
         })

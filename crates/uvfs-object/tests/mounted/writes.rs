@@ -780,6 +780,48 @@ fn what_waits_for_the_store() {
     assert_eq!(fs::read(again.at("had")).unwrap(), b"anew");
 }
 
+/// A mount that finds the first cache taken leaves its drafts in another. The next mount takes them over.
+#[test]
+fn drafts_of_another_cache_are_taken_over() {
+    let Some(fake) = fake() else { return };
+    let proxy = Proxy::start(fake.address());
+    let cache = tempfile::tempdir().unwrap();
+    let mount = || {
+        serve(&fake.uri_at(proxy.address()), |options| {
+            (options.writes, options.timeout) = (Writes::Back, Duration::from_secs(2));
+            options.cache_dir = Some(cache.path().to_owned());
+        })
+    };
+    let [first, second] = [mount(), mount()];
+    fs::write(first.at("first"), b"1").unwrap();
+    fs::write(second.at("second"), b"2").unwrap();
+    fs::write(second.at("both"), b"3").unwrap();
+    fs::write(first.at("both"), b"3").unwrap();
+    proxy.set(Mode::Refuse);
+    drop((first, second));
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 2);
+    assert!(fake.bucket().objects.is_empty());
+    proxy.set(Mode::Pass);
+    let next = mount();
+    assert_eq!(fs::read(next.at("second")).unwrap(), b"2");
+    drop(next);
+    // The draft of a name that had two.
+    drop(mount());
+    for (name, content) in [("first", b"1"), ("second", b"2"), ("both", b"3")] {
+        assert_eq!(contents(&fake, name), content, "{name}");
+    }
+    let left = |path: PathBuf| {
+        let names = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_str().unwrap().ends_with(".draft"))
+            .count()
+    };
+    let dirs = fs::read_dir(cache.path()).unwrap();
+    assert_eq!(dirs.map(|dir| left(dir.unwrap().path())).sum::<usize>(), 0);
+}
+
 /// With `write=back`, too, another writer's version stays: what a program wrote is beside it, and what a program removed is not
 /// removed.
 #[test]
