@@ -1041,9 +1041,21 @@ impl ObjectFs {
             }
             _ => None,
         };
-        if time.is_some() && !metadata {
-            return refuse("times are kept with -o metadata alone");
-        }
+        // Without metadata the store does not keep it. Programs see it for as long as the kernel knows the file.
+        let time = match time {
+            Some(time) if !metadata => {
+                let mut state = known.state();
+                match &state.draft {
+                    Some(draft) => {
+                        set_modified(draft, Some(time))?;
+                        draft.attributes_changed()?;
+                    }
+                    None => state.written = Some([time, timespec(SystemTime::now())]),
+                }
+                None
+            }
+            time => time,
+        };
         let touched = matches!(set.mtime, Some(SetTime::Now)) || time.is_some();
         let accessed = match set.atime {
             Some(SetTime::At(seconds, nanos)) => Some((seconds, nanos)),
