@@ -94,7 +94,35 @@ impl Writing {
         self.put_in_order(draft).await
     }
 
+    /// Puts a draft as a program closed it, and leaves one alone that a program is writing.
+    async fn put_closed(&self, draft: &Arc<Draft>) -> Result<()> {
+        let _still = self.moving.read().await;
+        let _order = draft.order.lock().await;
+        match self.want_closed(draft)? {
+            true => self.put_as(draft, true).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a draft is as a program left it. If none writes it any more, it is: stores through a mapping come without a
+    /// close(2).
+    fn want_closed(&self, draft: &Draft) -> Result<bool> {
+        let node = draft.state().node.upgrade();
+        // No program opens the file meanwhile.
+        let known = node.as_ref().map(|node| node.state());
+        let is_written = known.is_some_and(|known| known.writers > 0);
+        match is_written {
+            true => Ok(draft.state().is_wanted()),
+            false => draft.want().map(|_| true),
+        }
+    }
+
     async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
+        self.put_as(draft, false).await
+    }
+
+    /// Puts a draft as it is, or only as a program `closed` it. The caller holds [`Draft::order`].
+    async fn put_as(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
         let store = &self.fetch.store;
         for _ in 0..TRIES {
             let key = match draft.state() {
@@ -103,7 +131,17 @@ impl Writing {
             };
             self.make_parents(&key).await?;
             let upload = draft.take_upload().await;
-            let before = draft.want()?;
+            let before = match closed {
+                true => draft.state().clone(),
+                false => draft.want()?,
+            };
+            if !before.is_wanted() {
+                // A program has begun to write it again.
+                if let Some(upload) = upload {
+                    store.abort(upload).await;
+                }
+                return Ok(());
+            }
             if !before.is_file() {
                 return self.change_name(draft, &before).await;
             }
@@ -463,7 +501,7 @@ impl Writing {
             let mut pause = FIRST_PAUSE;
             loop {
                 let turn = this.turns.acquire().await;
-                let put = this.put(&draft).await;
+                let put = this.put_closed(&draft).await;
                 drop(turn);
                 draft.settling.store(false, Ordering::Release);
                 if this.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
@@ -567,7 +605,7 @@ impl Writing {
             let before = drafts.len();
             let puts = drafts.into_iter().map(|(key, draft)| async move {
                 let _turn = self.turns.acquire().await;
-                match self.put(&draft).await {
+                match self.put_closed(&draft).await {
                     Ok(()) => {
                         self.finish(&draft);
                     }
