@@ -1149,13 +1149,14 @@ impl ObjectFs {
         };
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
-        let replaces = removal.as_ref().and_then(|removal| {
-            let state = removal.state();
-            state.replaces.clone().filter(|_| state.is_dirty())
-        });
-        let draft = writing
-            .drafts
-            .begin(draft::state(&key, replaces, posix, 1))?;
+        let mut begun = draft::state(&key, None, posix, 1);
+        if let Some(removal) = removal.as_ref() {
+            let had = removal.state();
+            begun.replaces = had.replaces.clone().filter(|_| had.is_dirty());
+            begun.print = had.print;
+            begun.anew = begun.replaces.is_some();
+        }
+        let draft = writing.drafts.begin(begun)?;
         writing.drafts.insert(draft.clone());
         // The store need not be told.
         if let Some(removal) = removal.as_ref() {

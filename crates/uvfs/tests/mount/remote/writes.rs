@@ -103,6 +103,48 @@ fn nothing_acknowledged_is_lost_that_waits_for_the_store() {
     killed_again_and_again(&["write=back,nofsync", "timeout=10"]);
 }
 
+/// A name that a program removed stays away if the server is killed while another program makes it anew, and contents that
+/// were closed stay if it is killed while they are replaced.
+#[test]
+fn what_is_written_anew_when_the_server_is_killed() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let store = InMemory::new(&["write=back", "timeout=10"], |fake| {
+        fake.put("removed", b"at first");
+    });
+    let InMemory {
+        mut mount,
+        proxy,
+        fake,
+        scratch: _scratch,
+        serve,
+    } = store;
+    let at = mount.at.clone();
+    fs::write(at.join("closed"), b"closed").unwrap();
+    fs::remove_file(at.join("removed")).unwrap();
+    let files = ["removed", "closed"].map(|name| {
+        use io::Write;
+        let mut file = File::create(at.join(name)).unwrap();
+        file.write_all(b"half").unwrap();
+        file
+    });
+    mount.expect_gone();
+    mount.server.signal(Signal::KILL);
+    mount.server.wait(SOON).expect("it is killed");
+    unmount_by_force(&at);
+    drop((files, mount));
+    let next = Mount::new(&serve, Path::new(&InMemory::uri(&fake, &proxy)), &at);
+    assert!(!at.join("removed").exists());
+    assert_eq!(fs::read(at.join("closed")).unwrap(), b"closed");
+    next.unmount().ok();
+    let bucket = fake.bucket();
+    assert!(!bucket.objects.contains_key("p/removed"));
+    assert_eq!(bucket.objects["p/closed"].contents, b"closed");
+    let beside = |key: &&String| key.starts_with("p/removed.interrupted-");
+    assert_eq!(bucket.objects.keys().filter(beside).count(), 1);
+}
+
 /// A server that is killed at any moment loses nothing that a program was told is done, and leaves nothing half: the next
 /// mount puts what is left.
 fn killed_again_and_again(options: &[&str]) {
