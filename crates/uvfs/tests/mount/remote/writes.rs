@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::*;
@@ -145,12 +146,17 @@ fn what_is_written_anew_when_the_server_is_killed() {
     assert_eq!(bucket.objects.keys().filter(beside).count(), 1);
 }
 
+/// Held while a test's writer runs. A process that another test of this process starts inherits the writer's file for a moment,
+/// and closes it: a close(2) like any other, by which a half-written file is stored.
+static NO_FORKS: Mutex<()> = Mutex::new(());
+
 /// A server that is killed at any moment loses nothing that a program was told is done, and leaves nothing half: the next
 /// mount puts what is left.
 fn killed_again_and_again(options: &[&str]) {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
+    let _alone = NO_FORKS.lock().unwrap_or_else(PoisonError::into_inner);
     let kills = std::env::var("UVFS_KILLS").map_or(15, |kills| kills.parse().unwrap());
     let store = InMemory::new(options, |_| {});
     let InMemory {
