@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -35,6 +35,8 @@ const GONE: u32 = 8;
 const KEPT: u32 = 16;
 const PRINT: u32 = 32;
 const ANEW: u32 = 64;
+/// The bit of [`Draft::header`] that says that there is one.
+const HEADED: u64 = 1 << 32;
 /// The unit of st_blocks.
 const SECTOR: u64 = 512;
 /// Stands for an attribute that the record does not have.
@@ -55,6 +57,9 @@ pub(crate) struct Draft {
     pub(crate) order: tokio::sync::Mutex<()>,
     /// A task puts it until that succeeds.
     pub(crate) settling: AtomicBool,
+    /// [`HEADED`] and the checksum of the record's header as it is on the disk; 0 while there is none. Changes under the lock of
+    /// the state.
+    header: AtomicU64,
     /// Bytes that the cache counts for it.
     counted: AtomicU64,
     /// The upload of [`Parts`].
@@ -171,6 +176,7 @@ impl Draft {
             state: Mutex::new(state),
             order: tokio::sync::Mutex::default(),
             settling: AtomicBool::default(),
+            header: AtomicU64::default(),
             counted: AtomicU64::default(),
             upload: tokio::sync::Mutex::default(),
         })
@@ -326,16 +332,28 @@ impl Draft {
         Ok(rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR)?)
     }
 
-    /// Brings the record up to date, in one step.
+    /// Brings the record up to date, in one step. Where only its tail changes, that is written over the old one: it lies in one
+    /// sector. A file that takes another's place makes some file systems write its contents to the disk.
     fn note(&self, state: &State) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|_| !state.removed) else {
             return Ok(());
         };
         let record = record(state).ok_or(Errno::NAMETOOLONG)?;
         let (new, place) = (path.with_extension("tmp"), path.with_extension("draft"));
-        let written = self.cache.with_room(|| std::fs::write(&new, &record));
-        written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        std::fs::rename(new, place)?;
+        let (header, tail) = record.split_at(ENTRIES as usize);
+        let header = HEADED | u64::from(crc32c::crc32c(header));
+        if self.header.load(Ordering::Relaxed) == header {
+            let written = || {
+                let record = OpenOptions::new().write(true).open(&place)?;
+                record.write_all_at(tail, ENTRIES)
+            };
+            self.cache.with_room(written)?;
+        } else {
+            let written = self.cache.with_room(|| std::fs::write(&new, &record));
+            written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
+            std::fs::rename(new, place)?;
+            self.header.store(header, Ordering::Relaxed);
+        }
         self.cache.noted.notify_one();
         Ok(())
     }
