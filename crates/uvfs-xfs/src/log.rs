@@ -169,10 +169,15 @@ pub(crate) struct Replayed {
     head: u64,
 }
 
-/// Replays the log of `blocks` into an overlay that keeps about `keep` bytes in memory; `None` if there is nothing to
-/// replay.
-pub(crate) fn replay(blocks: &Arc<dyn Blocks>, g: &Geometry, keep: u64) -> Read<Option<Replayed>> {
-    let (LogState::Dirty { head, tail, torn }, Some(lsn)) = survey(&**blocks, g) else {
+/// Replays the log of `blocks`, of which `surveyed` is what [`survey`] gave, into an overlay that keeps about `keep`
+/// bytes in memory; `None` if there is nothing to replay.
+pub(crate) fn replay(
+    blocks: &Arc<dyn Blocks>,
+    g: &Geometry,
+    surveyed: &(LogState, Option<u64>),
+    keep: u64,
+) -> Read<Option<Replayed>> {
+    let (LogState::Dirty { head, tail, torn }, Some(lsn)) = *surveyed else {
         return Ok(None);
     };
     let failed = |why: String| Error::Log(why);

@@ -244,17 +244,23 @@ fn tree(root: &Path) -> Vec<String> {
                 m.mtime_nsec(),
                 m.rdev()
             );
-            if m.is_file() {
-                line += &format!(" {} {}", m.size(), digest(&path, m.size()));
-            } else if m.is_symlink() {
-                line += &format!(" -> {:?}", fs::read_link(&path).unwrap());
-            }
-            line += &format!(" {:?}", xattrs(&path));
+            line += &contents(&path, &m);
             lines.push(line);
         }
     }
     lines.sort();
     lines
+}
+
+/// The size and data of a file, or the target of a link, and extended attributes.
+fn contents(path: &Path, m: &fs::Metadata) -> String {
+    let mut line = String::new();
+    if m.is_file() {
+        line += &format!(" {} {}", m.size(), digest(path, m.size()));
+    } else if m.is_symlink() {
+        line += &format!(" -> {:?}", fs::read_link(path).unwrap());
+    }
+    line + &format!(" {:?}", xattrs(path))
 }
 
 /// A hash of a file's data with the offsets of what is not zero.

@@ -135,7 +135,7 @@ pub fn check(
     let blocks = remembered(blocks, options.memory);
     let keep = options.memory.map_or(u64::MAX, |m| m / KEPT_SHARE);
     let replay = match read_superblock(&*blocks) {
-        Ok((_, g)) => log::replay(&blocks, &g, keep),
+        Ok((_, g)) => log::replay(&blocks, &g, &log::survey(&*blocks, &g), keep),
         // The check looks for a copy, and says what is wrong with the superblock.
         Err(_) => Ok(None),
     };

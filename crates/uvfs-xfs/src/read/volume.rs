@@ -44,12 +44,14 @@ pub struct Space {
 }
 
 impl Volume {
-    /// Opens a file system: checks its superblock, takes its geometry and, if its log is dirty, replays it in memory. The caller should show the user [`Volume::warnings`].
+    /// Opens a file system: checks its superblock, takes its geometry and, if its log is dirty, replays it in memory. The
+    /// caller should show the user [`Volume::warnings`].
     pub fn open(mut blocks: Arc<dyn Blocks>) -> Result<Volume> {
         let (mut sb, mut geometry) = read_superblock(&*blocks)?;
-        let mut log = log::survey(&*blocks, &geometry).0;
-        let mut warnings = Vec::new();
-        match log::replay(&blocks, &geometry, REPLAYED_MEMORY) {
+        let surveyed = log::survey(&*blocks, &geometry);
+        let replay = log::replay(&blocks, &geometry, &surveyed, REPLAYED_MEMORY);
+        let (mut log, mut warnings) = (surveyed.0, Vec::new());
+        match replay {
             Ok(None) => {}
             Ok(Some(replayed)) => {
                 (blocks, log) = (replayed.disk, replayed.state);

@@ -134,21 +134,24 @@ pub fn repair(
     let mut choice = better(choices, &blocks, options)?;
     refuse(&choice.g, &*blocks)?;
     let mut out = RepairOutcome::default();
-    let mut state = crate::log::survey(&*blocks, &choice.g).0;
-    if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
-        match crate::log::replay(&blocks, &choice.g, keep) {
-            Ok(None) => {}
-            Ok(Some(replayed)) => {
-                let written = replayed.free_unlinked(sink);
-                out.written = written.map_err(RepairError::Write)?;
-                (blocks, state) = (replayed.disk, replayed.state);
-                let choices = superblock::settle(&*blocks)?;
-                choice = better(choices, &blocks, options)?;
-            }
-            Err(why) => {
-                out.dirty_log = Some(why.to_string());
-                return Ok(out);
-            }
+    let surveyed = crate::log::survey(&*blocks, &choice.g);
+    let replay = match options.zero_log {
+        true => Ok(None),
+        false => crate::log::replay(&blocks, &choice.g, &surveyed, keep),
+    };
+    let mut state = surveyed.0;
+    match replay {
+        Ok(None) => {}
+        Ok(Some(replayed)) => {
+            let written = replayed.free_unlinked(sink);
+            out.written = written.map_err(RepairError::Write)?;
+            (blocks, state) = (replayed.disk, replayed.state);
+            let choices = superblock::settle(&*blocks)?;
+            choice = better(choices, &blocks, options)?;
+        }
+        Err(why) => {
+            out.dirty_log = Some(why.to_string());
+            return Ok(out);
         }
     }
     let superblock::Choice { sb, g, as_is } = choice;

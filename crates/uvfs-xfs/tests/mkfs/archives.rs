@@ -66,12 +66,7 @@ pub fn lines(root: &Path, since: u64) -> Vec<String> {
             true => line += " new",
             false => line += &format!(" {}.{:09}", m.mtime(), m.mtime_nsec()),
         }
-        if m.is_file() {
-            line += &format!(" {} {}", m.size(), digest(&path, m.size()));
-        } else if m.is_symlink() {
-            line += &format!(" -> {:?}", fs::read_link(&path).unwrap());
-        }
-        line += &format!(" {:?}", xattrs(&path));
+        line += &contents(&path, &m);
         lines.push(line);
         if m.nlink() > 1 && !m.is_dir() {
             inodes.entry(m.ino()).or_default().push(rel);
@@ -85,17 +80,22 @@ pub fn lines(root: &Path, since: u64) -> Vec<String> {
     lines
 }
 
+/// An empty file system that the kernel has mounted, for what programs extract, and the second at which it was made.
+pub fn native() -> (Image, Mount, u64) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let base = Image::new();
+    assert!(base.mkfs(&[]));
+    let native = Mount::new(&base.path(), "rw").unwrap();
+    (base, native, since.as_secs())
+}
+
 /// Each archive becomes what GNU tar extracts from it, or is refused for the reason that is told.
 #[test]
 fn every_archive_becomes_what_gnu_tar_extracts() {
     if !can_run() || !has(&PROGRAMS.map(Need::Program)) {
         return;
     }
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let since = since.as_secs();
-    let (dir, base) = (scratch(), Image::new());
-    assert!(base.mkfs(&[]));
-    let native = Mount::new(&base.path(), "rw").unwrap();
+    let (dir, (_base, native, since)) = (scratch(), native());
     let source = native.path().join("source");
     fs::create_dir(&source).unwrap();
     let archives_dir = dir.path().join("archives");

@@ -1,8 +1,7 @@
 //! Images of layers: umoci unpacks the same from them.
 
-use super::archives::{archive, lines};
+use super::archives::{archive, lines, native};
 use super::*;
-use std::time::{SystemTime, UNIX_EPOCH};
 use uvfs_testing::{Need, has};
 
 /// A source at a path, as the command would take it.
@@ -19,11 +18,7 @@ fn images_of_layers_become_what_umoci_unpacks() {
     if !can_run() || !has(&["python3", "skopeo", "umoci"].map(Need::Program)) {
         return;
     }
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let since = since.as_secs();
-    let (dir, base) = (scratch(), Image::new());
-    assert!(base.mkfs(&[]));
-    let native = Mount::new(&base.path(), "rw").unwrap();
+    let (dir, (_base, native, since)) = (scratch(), native());
     let at = |name: &str| dir.path().join(name);
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -53,6 +53,23 @@ struct Node {
     body: Body,
 }
 
+/// Bytes that attributes take.
+fn memory_of(attrs: &[NewAttr]) -> usize {
+    let each = |a: &NewAttr| size_of_val(a) + a.name.len() + a.value.len();
+    attrs.iter().map(each).sum()
+}
+
+impl Body {
+    /// An empty directory.
+    fn directory(parent: usize, name: &[u8]) -> Body {
+        Body::Directory(Directory {
+            parent,
+            name: name.into(),
+            below: BTreeMap::new(),
+        })
+    }
+}
+
 impl Node {
     fn dir(&self) -> Option<&Directory> {
         match &self.body {
@@ -157,9 +174,7 @@ impl Tree {
             Body::Symlink(target) => target.len(),
             Body::Special => 0,
         };
-        let each = |a: &NewAttr| size_of_val(a) + a.name.len() + a.value.len();
-        let attributes: usize = attrs.iter().map(each).sum();
-        self.charge(size_of::<Node>() + own + attributes)?;
+        self.charge(size_of::<Node>() + own + memory_of(&attrs))?;
         self.nodes.push(Node { meta, attrs, body });
         Ok(self.nodes.len() - 1)
     }
@@ -205,12 +220,7 @@ impl Tree {
                 Ok(())
             }
             None => {
-                let body = Body::Directory(Directory {
-                    parent: dir,
-                    name: name.into(),
-                    below: BTreeMap::new(),
-                });
-                let node = self.make(meta, attrs, body)?;
+                let node = self.make(meta, attrs, Body::directory(dir, name))?;
                 self.put(dir, name, node)
             }
         }
@@ -223,8 +233,7 @@ impl Tree {
         meta: Meta,
         attrs: Vec<NewAttr>,
     ) -> Result<(), &'static str> {
-        let each = |a: &NewAttr| size_of_val(a) + a.name.len() + a.value.len();
-        self.charge(attrs.iter().map(each).sum())?;
+        self.charge(memory_of(&attrs))?;
         (self.nodes[dir].meta, self.nodes[dir].attrs) = (meta, attrs);
         Ok(())
     }
@@ -294,14 +303,9 @@ impl Tree {
                     return Err("it lies below a symbolic link to nothing that came before");
                 }
                 _ => {
-                    let name: Box<[u8]> = name.into();
-                    let body = Body::Directory(Directory {
-                        parent: at,
-                        name: name.clone(),
-                        below: BTreeMap::new(),
-                    });
+                    let body = Body::directory(at, name);
                     let node = self.make(Meta::directory(Time::default()), Vec::new(), body)?;
-                    self.put(at, &name, node)?;
+                    self.put(at, name, node)?;
                     at = node;
                 }
             }
