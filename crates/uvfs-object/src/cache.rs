@@ -379,22 +379,29 @@ impl Cache {
     }
 }
 
+/// Whether a file is the record of a draft.
+pub(crate) fn is_record(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "draft")
+}
+
+/// The number of a draft that a file belongs to.
+pub(crate) fn number(path: &Path) -> Option<u64> {
+    u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok()
+}
+
 /// Moves the drafts of directories that no mount has into one. A crash leaves a draft in at least one of them.
 fn take_over(root: &Path, others: impl Iterator<Item = PathBuf>) -> io::Result<()> {
     let records = |root: &Path| -> io::Result<Vec<PathBuf>> {
         let paths = root.read_dir()?.map(|entry| Ok(entry?.path()));
         let paths: io::Result<Vec<PathBuf>> = paths.collect();
-        let is_record = |path: &PathBuf| path.extension().is_some_and(|end| end == "draft");
-        Ok(paths?.into_iter().filter(is_record).collect())
+        Ok(paths?.into_iter().filter(|path| is_record(path)).collect())
     };
     let key = |record: &PathBuf| -> io::Result<Option<String>> {
         Ok(map::parse(&std::fs::read(record)?).map(|(key, _)| key))
     };
     let (mut keys, mut next) = (HashSet::new(), 0);
     for record in records(root)? {
-        let number = record.file_stem().and_then(|stem| stem.to_str());
-        let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
-        next = next.max(number.map_or(0, |number| number + 1));
+        next = next.max(number(&record).map_or(0, |number| number + 1));
         keys.extend(key(&record)?);
     }
     for other in others {

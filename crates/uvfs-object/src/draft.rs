@@ -18,7 +18,8 @@ use rustix::fs::{FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Result};
 
-use crate::cache::{self, Cache, remove};
+use crate::cache::{self, Cache, is_record, number, remove};
+use crate::fs::SECTOR;
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
 use crate::store::{Version, is_directory};
@@ -37,8 +38,6 @@ const PRINT: u32 = 32;
 const ANEW: u32 = 64;
 /// The bit of [`Draft::header`] that says that there is one.
 const HEADED: u64 = 1 << 32;
-/// The unit of st_blocks.
-const SECTOR: u64 = 512;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
@@ -80,11 +79,12 @@ pub(crate) struct State {
     wanted: u64,
     /// The checksums of the pieces that the store has.
     pub(crate) sums: Vec<u32>,
-    /// The later one of two drafts of a key took the place of the other.
+    /// Grows with each draft and each rename. Of two records of one key the one with the higher order counts.
     order: u32,
-    /// A program removed what it takes the place of. The store is told by the put, or if there is none by a removal.
+    /// A program removed the object before another program made this file. If the file is given up, the object still has to be
+    /// removed.
     pub(crate) anew: bool,
-    /// What a put that may have arrived has made of the object.
+    /// The hash of the contents that the last put sent. The store may have them although no answer came.
     pub(crate) print: Option<Print>,
     /// `NUMBER.kept` has the contents that a program closed, while another changes them.
     kept: bool,
@@ -290,7 +290,7 @@ impl Draft {
         self.note(&state)
     }
 
-    /// Notes what a put makes of the object, before it does.
+    /// Notes the hash of the contents that a put is about to send.
     pub(crate) fn about_to_put(&self, print: Print) -> Result<()> {
         let mut state = self.state();
         state.print = Some(print);
@@ -389,10 +389,8 @@ impl Drafts {
     pub(crate) fn open(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
         let (mut all, mut next) = (BTreeMap::<String, Arc<Draft>>::new(), 0);
         for path in cache.drafts() {
-            let number = path.file_stem().and_then(|stem| stem.to_str());
-            let number = number.and_then(|stem| u64::from_str_radix(stem, 16).ok());
             let extension = path.extension().and_then(|end| end.to_str());
-            let (Some(number), Some(extension)) = (number, extension) else {
+            let (Some(number), Some(extension)) = (number(path), extension) else {
                 continue;
             };
             next = next.max(number + 1);
@@ -531,8 +529,7 @@ impl Drafts {
 
 /// Says what an earlier mount did not put, on a mount that does not write.
 pub(crate) fn warn_of(cache: &Cache) {
-    let is_draft = |path: &&PathBuf| path.extension().is_some_and(|end| end == "draft");
-    match cache.drafts().iter().filter(is_draft).count() {
+    match cache.drafts().iter().filter(|path| is_record(path)).count() {
         0 => {}
         count => tracing::warn!(
             "{}: {count} written files are not in the store: a mount with -o write=close puts them",

@@ -52,7 +52,7 @@ const ASKED: usize = 256;
 /// The longest target of a symbolic link.
 const TARGET_MAX: u64 = 4095;
 /// The unit of st_blocks.
-const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 
 /// An object store as a file system.
 pub struct ObjectFs {
@@ -408,6 +408,17 @@ impl ObjectFs {
         !self.options.ttl.is_zero() && !self.options.metadata
     }
 
+    /// Does what blocks on a thread for that, for a handler.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        cx: &Context,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = self.fetch.runtime.spawn_blocking(work);
+        let done = async move { Ok(done.await.map_err(io::Error::other).flatten()?) };
+        self.ask(cx, done).await
+    }
+
     /// Has the kernel drop what it keeps of a directory's listing if that may be older than `ttl=`.
     async fn drop_old(&self, cx: &Context, known: &Arc<Known>) -> Result<()> {
         let session = self.session.get().ok_or(Errno::NODEV)?.clone();
@@ -422,9 +433,7 @@ impl ObjectFs {
             known.state().pages.dropped();
             dropped
         };
-        let dropped = self.fetch.runtime.spawn_blocking(drop);
-        let dropped = async move { Ok(dropped.await.map_err(io::Error::other).flatten()?) };
-        self.ask(cx, dropped).await
+        self.blocking(cx, drop).await
     }
 
     /// Registers a backing file for a node that is open nowhere else.

@@ -78,7 +78,7 @@ pub struct Options {
     pub dir_mode: u32,
 }
 
-/// What a program's change waits for.
+/// Whether programs may change files, and when the calls that do so return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Writes {

@@ -137,7 +137,7 @@ impl Pages {
     }
 }
 
-/// What a name is in the store after a change.
+/// The state of a name in the store after a program changed it.
 #[derive(Clone)]
 pub(crate) enum Now {
     Gone,

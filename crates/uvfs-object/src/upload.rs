@@ -43,7 +43,7 @@ pub(crate) struct Stored {
 /// The beginning of the SHA-256 of an object's contents.
 pub(crate) type Print = [u8; 16];
 
-/// Told what an object will be, before the request that makes it one.
+/// Called with the hash of an object's contents, before the request that makes the store have them.
 pub(crate) type Tell<'a> = &'a (dyn Fn(Print) -> Result<()> + Send + Sync);
 
 /// The user metadata of an object.
@@ -57,7 +57,8 @@ pub(crate) struct Upload {
     /// Bytes of a part.
     part: u64,
     pieces: Pieces,
-    /// What an upload that began early takes of the memory. It has it to its end: OpenDAL does not tell when a part is sent.
+    /// The permits for the memory of an upload that began before its file was closed. The upload keeps them to its end, because
+    /// OpenDAL does not tell when a part is sent.
     _memory: Option<OwnedSemaphorePermit>,
 }
 
@@ -132,7 +133,7 @@ impl Store {
     /// Begins to upload a file that programs still write. The store has to take parts: see [`Store::takes_parts`].
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's errors.
     pub(crate) async fn begin_early(
         &self,
         key: &str,
@@ -253,7 +254,7 @@ impl Store {
         }
     }
 
-    /// What the answer to a put says.
+    /// Takes the new version from the answer to a put. `None` if the store kept another version.
     async fn stored(
         &self,
         key: &str,
@@ -475,7 +476,7 @@ impl Pieces {
         }
     }
 
-    /// All has been read, and is about to become an object.
+    /// Tells the hash of the whole file, which is about to become an object.
     fn tell(&self, tell: Option<Tell<'_>>) -> Result<()> {
         let Some((tell, hash)) = tell.zip(self.print.clone()) else {
             return Ok(());

@@ -1,7 +1,8 @@
 //! Changes of files and names.
 //!
-//! The server writes a program's changes to a draft (`draft.rs`). close(2), fsync(2) and changes without an open file return
-//! when the store has the draft as an object. A draft whose file no program writes any more becomes a version of the cache.
+//! The server writes a program's changes to a draft (`draft.rs`). With `write=close` close(2), fsync(2) and changes without an
+//! open file return when the store has the draft as an object. With `write=back` a task puts it later. A draft whose file no
+//! program writes any more becomes a version of the cache.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
@@ -143,7 +144,7 @@ impl Writing {
                 return Ok(());
             }
             if !before.is_file() {
-                return self.change_name(draft, &before).await;
+                return self.make_or_remove(draft, &before).await;
             }
             let upload = match upload {
                 Some(upload) if before.parts.changed => {
@@ -202,7 +203,7 @@ impl Writing {
     }
 
     /// Makes a directory, or removes a name.
-    async fn change_name(&self, draft: &Draft, before: &draft::State) -> Result<()> {
+    async fn make_or_remove(&self, draft: &Draft, before: &draft::State) -> Result<()> {
         let (store, key) = (&self.fetch.store, &before.key);
         match before.gone {
             false => store.make_directory(key).await?,
@@ -244,7 +245,7 @@ impl Writing {
             let _order = made.order.lock().await;
             let before = made.state().clone();
             if before.is_dirty() && !before.gone {
-                self.change_name(&made, &before).await?;
+                self.make_or_remove(&made, &before).await?;
             }
         }
         Ok(())
@@ -472,7 +473,7 @@ impl Writing {
         self.tree.removed(key);
     }
 
-    /// Gives a draft up: it becomes no object.
+    /// Gives a draft up: it becomes no object, and parts that were sent are removed.
     fn discard(&self, key: &str, draft: &Arc<Draft>) {
         draft.state().removed = true;
         self.drafts.take(key, draft);
@@ -919,9 +920,7 @@ impl ObjectFs {
         }
         if writing.back && writing.local_fsync {
             draft.want()?;
-            let synced = self.fetch.runtime.spawn_blocking(move || draft.sync());
-            let synced = async move { Ok(synced.await.map_err(std::io::Error::other).flatten()?) };
-            return self.ask(cx, synced).await;
+            return self.blocking(cx, move || draft.sync()).await;
         }
         let put = async move {
             writing.put(&draft).await?;
@@ -1022,13 +1021,12 @@ impl ObjectFs {
         let Some(writing) = self.writing.clone().filter(|writing| writing.back) else {
             return Ok(());
         };
+        if writing.local_fsync {
+            let cache = writing.fetch.cache.clone();
+            return self.blocking(cx, move || cache.sync_all()).await;
+        }
         let directory = self.known(node)?.key();
         let task = async move {
-            if writing.local_fsync {
-                let cache = writing.fetch.cache.clone();
-                let synced = tokio::task::spawn_blocking(move || cache.sync_all());
-                return Ok(synced.await.map_err(std::io::Error::other).flatten()?);
-            }
             let _still = writing.moving.read().await;
             writing.make_parents(&directory).await?;
             for (key, draft) in writing.drafts.below(&directory) {
@@ -1314,8 +1312,7 @@ impl ObjectFs {
                 return Err(Errno::NOTEMPTY.into());
             }
             if writing.back {
-                let is_stored = !writing.is_new(&name);
-                if is_stored {
+                if !writing.is_new(&name) {
                     writing.later(draft::change_of_name(&name, None, true))?;
                 }
                 if let Some(made) = made.as_ref() {
