@@ -23,12 +23,13 @@ use uvfs_server::{DEPTH, FileSystem};
 use crate::cache::Cache;
 use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
+use crate::names::There;
 use crate::object::{Fetch, Object};
 use crate::posix::Posix;
+use crate::put::Writing;
 use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
 use crate::window::Window;
-use crate::write::{There, Writing};
 use crate::{Options, Writes};
 
 /// How long the kernel may keep names and attributes, at least.

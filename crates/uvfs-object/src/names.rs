@@ -1,0 +1,736 @@
+//! Changes of names: files and directories that are made, renamed and removed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use uvfs_server::fs::*;
+
+use crate::draft::{self, Draft};
+use crate::fs::{ObjectFs, child, split};
+use crate::listing::{Listing, Now};
+use crate::object::Object;
+use crate::posix::Posix;
+use crate::put::Writing;
+use crate::store::{Facts, Version, is_directory};
+use crate::tree::Known;
+use crate::write::{Writer, complete, locked};
+
+/// What is at a key.
+pub(crate) enum There {
+    Draft(Arc<Draft>),
+    /// The store said so.
+    Facts(Facts),
+}
+
+impl There {
+    pub(crate) fn is_directory(&self) -> bool {
+        matches!(self, Self::Facts(facts) if facts.version.is_none())
+    }
+
+    pub(crate) fn draft(&self) -> Option<&Arc<Draft>> {
+        match self {
+            Self::Draft(draft) => Some(draft),
+            Self::Facts(_) => None,
+        }
+    }
+
+    /// What the store has there.
+    pub(crate) fn version(&self) -> Option<Version> {
+        match self {
+            Self::Draft(draft) => draft.state().replaces.clone(),
+            Self::Facts(facts) => facts.version.clone(),
+        }
+    }
+}
+
+impl Writing {
+    /// What programs made of a name, if the store does not have that yet.
+    fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
+        let mut gone = self.is_new(directory).then_some(None);
+        for key in [key, &format!("{key}/")] {
+            let Some(draft) = self.drafts.get(key) else {
+                continue;
+            };
+            let (is_gone, is_file) = {
+                let state = draft.state();
+                (state.gone, state.is_file())
+            };
+            match is_file {
+                _ if is_gone => gone = Some(None),
+                true => return Some(Some(There::Draft(draft))),
+                false => return Some(Some(There::Facts(Facts::default()))),
+            }
+        }
+        gone
+    }
+
+    /// Notes what a name is from now on.
+    pub(crate) fn changed(&self, key: &str, now: Now) {
+        let (directory, name) = split(key.trim_end_matches('/'));
+        self.listings.changed(directory, name, now);
+        if let Some(known) = self.tree.at(directory) {
+            known.state().written = Some([timespec(SystemTime::now()); 2]);
+        }
+    }
+
+    /// Notes that no name leads to a file, or its draft, any more.
+    pub(crate) fn removed(&self, key: &str, draft: Option<&Arc<Draft>>) {
+        if let Some(draft) = draft {
+            self.discard(key, draft);
+        }
+        self.changed(key, Now::Gone);
+        self.tree.removed(key);
+    }
+
+    /// Whether a directory was made, and the store does not have it yet.
+    pub(crate) fn is_new(&self, directory: &str) -> bool {
+        let made = self.drafts.get(directory);
+        made.is_some_and(|made| {
+            let state = made.state();
+            !state.gone && state.is_dirty()
+        })
+    }
+
+    /// Whether nothing is in a directory, as programs see it.
+    pub(crate) async fn is_empty(&self, directory: &str, ttl: Duration) -> Result<bool> {
+        let mut removals = 0;
+        for (key, draft) in self.drafts.below(directory) {
+            match draft.state().gone {
+                true => removals += 1,
+                false if key == directory => {}
+                false => return Ok(false),
+            }
+        }
+        if self.is_new(directory) {
+            return Ok(true);
+        }
+        let begun = Instant::now();
+        let list = match self.listings.fresh(directory, ttl) {
+            Some(list) => list,
+            None => {
+                let most = if removals > 0 { usize::MAX } else { 0 };
+                let Some(names) = self.fetch.store.list(directory, most).await? else {
+                    return Ok(false);
+                };
+                Arc::new(Listing::new(directory, names, begun))
+            }
+        };
+        Ok(self.as_changed(directory, list).names.is_empty())
+    }
+
+    /// A directory's listing as programs see it.
+    pub(crate) fn as_changed(&self, directory: &str, list: Arc<Listing>) -> Arc<Listing> {
+        let mut changes = BTreeMap::new();
+        for (key, draft) in self.drafts.below(directory) {
+            let name = &key[directory.len()..];
+            let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
+            if name.is_empty() || end.len() > 1 {
+                continue;
+            }
+            let now = match (draft.state().gone, end) {
+                (true, _) => Now::Gone,
+                (false, "") if list.has(name) => continue,
+                (false, "") => Now::File(Version::default()),
+                (false, _) => Now::Directory,
+            };
+            match now {
+                // A file may have taken the directory's place, or the other way round.
+                Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
+                now => drop(changes.insert(name.to_owned(), now)),
+            }
+        }
+        match changes.is_empty() {
+            true => list,
+            false => Arc::new(list.with(directory, changes)),
+        }
+    }
+
+    /// Makes sure that a directory is still there when its last file is gone.
+    pub(crate) async fn keep_directory(&self, directory: &Known) -> Result<()> {
+        let key = directory.key();
+        if directory.state().marked {
+            return Ok(());
+        }
+        self.fetch.store.mark(&key).await?;
+        directory.state().marked = true;
+        Ok(())
+    }
+}
+
+impl ObjectFs {
+    /// What is at a key below a directory, and when the server asked for that.
+    pub(crate) async fn there(
+        &self,
+        cx: &Context,
+        parent: &Known,
+        key: &str,
+    ) -> Result<(Option<There>, Instant)> {
+        if let Some(writing) = &self.writing
+            && let Some(there) = writing.changed_to(&parent.key(), key)
+        {
+            return Ok((there, Instant::now()));
+        }
+        if !self.fetch.store.takes(key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let (found, asked) = match self.listed(cx, parent, key).await? {
+            Some(known) => known,
+            None => {
+                let asked = Instant::now();
+                (self.find(cx, key, &format!("{key}/")).await?, asked)
+            }
+        };
+        Ok((found.map(There::Facts), asked))
+    }
+
+    /// The same for the key of a name that a program changes.
+    pub(crate) async fn named(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<(Arc<Known>, String, Option<There>)> {
+        self.writing()?;
+        let parent = self.known(parent)?;
+        let key = new_key(&parent, name)?;
+        let there = match self.lately(&key) {
+            Some(facts) => Some(There::Facts(facts)),
+            None => self.there(cx, &parent, &key).await?.0,
+        };
+        Ok((parent, key, there))
+    }
+
+    /// What the store said of a name within `ttl=`.
+    pub(crate) fn lately(&self, key: &str) -> Option<Facts> {
+        let known = [key.to_owned(), format!("{key}/")];
+        let known = known.iter().find_map(|key| self.tree.at(key))?;
+        let state = known.state();
+        let asked = state.asked.filter(|_| state.draft.is_none())?;
+        (asked.elapsed() < self.options.ttl).then(|| Facts {
+            version: state.version.clone(),
+            posix: state.posix,
+        })
+    }
+
+    /// Has the store lose a removed name, before the name is made as something that does not take its place.
+    async fn end_removal(&self, cx: &Context, key: String) -> Result<()> {
+        let writing = self.writing()?.clone();
+        let Some(removal) = writing.drafts.removal(&key) else {
+            return Ok(());
+        };
+        let task = async move {
+            let _still = writing.moving.read().await;
+            match is_directory(&key) {
+                true => writing.put_below(&key).await,
+                false => writing.put_now(&removal).await,
+            }
+        };
+        self.ask(cx, task).await
+    }
+
+    /// fsync(2) of a directory: the names in it are where the mount promises them.
+    pub(crate) async fn sync_names(&self, cx: &Context, node: Node) -> Result<()> {
+        let Some(writing) = self.writing.clone().filter(|writing| writing.back) else {
+            return Ok(());
+        };
+        if writing.local_fsync {
+            let cache = writing.fetch.cache.clone();
+            return self.blocking(cx, move || cache.sync_all()).await;
+        }
+        let directory = self.known(node)?.key();
+        let task = async move {
+            let _still = writing.moving.read().await;
+            writing.make_parents(&directory).await?;
+            for (key, draft) in writing.drafts.below(&directory) {
+                let name = key[directory.len()..].trim_end_matches('/');
+                let (is_wanted, gone) = {
+                    let state = draft.state();
+                    (state.is_wanted(), state.gone)
+                };
+                match name.contains('/') || !is_wanted {
+                    true => {}
+                    // After what was in it.
+                    false if gone && is_directory(&key) => writing.put_below(&key).await?,
+                    false => writing.put_now(&draft).await?,
+                }
+            }
+            Ok(())
+        };
+        self.ask(cx, task).await
+    }
+
+    /// Begins a new file.
+    pub(crate) async fn make_file(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        posix: Posix,
+    ) -> Result<Arc<Known>> {
+        let (writing, parent) = (self.writing()?, self.known(parent)?);
+        let directory = format!("{}/", new_key(&parent, name)?);
+        self.end_removal(cx, directory).await?;
+        let _still = writing.moving.read().await;
+        let key = new_key(&parent, name)?;
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let posix = match self.options.metadata {
+            true => posix,
+            false => Posix::default(),
+        };
+        let removal = writing.drafts.removal(&key);
+        let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
+        let mut begun = draft::state(&key, None, posix, 1);
+        if let Some(removal) = removal.as_ref() {
+            let had = removal.state();
+            begun.replaces = had.replaces.clone().filter(|_| had.is_dirty());
+            begun.print = had.print;
+            begun.anew = begun.replaces.is_some();
+        }
+        let draft = writing.drafts.begin(begun)?;
+        writing.drafts.insert(draft.clone());
+        // The store need not be told.
+        if let Some(removal) = removal.as_ref() {
+            writing.discard(&key, removal);
+        }
+        let known = self.tree.drafted(&key, &draft);
+        Ok(known.expect("it has not ended"))
+    }
+
+    /// Makes a file with contents: one that is no regular one is an object whose metadata has the type.
+    pub(crate) async fn make_node(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        contents: &[u8],
+        posix: Posix,
+    ) -> Result<Arc<Known>> {
+        if posix.special.is_some() && !self.options.metadata {
+            let why = "links, FIFOs, sockets and devices are kept with -o metadata alone";
+            return Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO));
+        }
+        let known = self.make_file(cx, parent, name, posix).await?;
+        let draft = known.state().draft.clone().expect("it has just begun");
+        let writer = Writer::new(self, &known);
+        std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
+        let stored = self.store_draft(cx, &known, false).await;
+        if stored.is_err() {
+            let (writing, key) = (self.writing()?, draft.state().key.clone());
+            writing.give_name_back(&draft)?;
+            writing.removed(&key, Some(&draft));
+            self.tree.forget(known.node, 1);
+        }
+        drop(writer);
+        stored.map(|()| known)
+    }
+
+    pub(crate) async fn make_directory(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Arc<Known>> {
+        let (writing, parent) = (self.writing()?.clone(), self.known(parent)?);
+        let key = format!("{}/", new_key(&parent, name)?);
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        self.end_removal(cx, key.trim_end_matches('/').to_owned())
+            .await?;
+        let (made, asked) = (key.clone(), Instant::now());
+        let task = async move {
+            let _still = writing.moving.read().await;
+            match writing.back {
+                true => {
+                    let removal = writing.drafts.removal(&made);
+                    let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
+                    writing.later(draft::change_of_name(&made, None, false))?;
+                    if let Some(removal) = removal.as_ref() {
+                        writing.discard(&made, removal);
+                    }
+                }
+                false => writing.fetch.store.make_directory(&made).await?,
+            }
+            writing.changed(&made, Now::Directory);
+            Ok(())
+        };
+        self.ask(cx, task).await?;
+        self.listings.begin(&key);
+        let known = self.tree.looked_up(key, Facts::default(), asked);
+        let mut state = known.state();
+        state.marked = true;
+        state.written = Some([timespec(SystemTime::now()); 2]);
+        drop(state);
+        Ok(known)
+    }
+
+    /// Removes a file's name.
+    pub(crate) async fn remove_file(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Unlinked> {
+        let (parent, key, there) = self.named(cx, parent, name).await?;
+        let there = there.ok_or(Errno::NOENT)?;
+        if there.is_directory() {
+            return Err(Errno::ISDIR.into());
+        }
+        let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
+        let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
+        // It may have begun meanwhile.
+        let there = writing.drafts.file(&key).map_or(there, There::Draft);
+        let (open, name) = (self.open_object(known.as_deref())?, key);
+        let task = async move {
+            let draft = there.draft();
+            let _still = writing.moving.read().await;
+            // A put that is under way would bring it back.
+            let _order = locked(draft.map(|draft| &draft.order)).await;
+            writing.find_out(draft).await?;
+            if let Some(version) = there.version() {
+                // Programs that have it open read on.
+                if let Some(object) = open {
+                    complete(writing.fetch.clone(), object).await?;
+                }
+                if writing.back {
+                    let mut removal = draft::change_of_name(&name, Some(version), true);
+                    removal.print = draft.and_then(|draft| draft.state().print);
+                    writing.later(removal)?;
+                } else {
+                    writing.keep_directory(&parent).await?;
+                    writing.fetch.store.remove(&name).await?;
+                }
+            }
+            writing.removed(&name, draft);
+            Ok(())
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: known.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    /// The pieces of a version that is open.
+    fn open_object(&self, known: Option<&Known>) -> Result<Option<Arc<Object>>> {
+        let Some(known) = known else {
+            return Ok(None);
+        };
+        let mut state = known.state();
+        let open = state.is_open() && state.draft.is_none();
+        open.then(|| self.object(known, &mut state)).transpose()
+    }
+
+    pub(crate) async fn remove_directory(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Unlinked> {
+        let (parent, key, there) = self.named(cx, parent, name).await?;
+        match there {
+            None => return Err(Errno::NOENT.into()),
+            Some(there) if !there.is_directory() => return Err(Errno::NOTDIR.into()),
+            Some(_) => {}
+        }
+        let key = format!("{key}/");
+        let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
+        let (name, kept, ttl) = (key.clone(), parent.clone(), self.options.ttl);
+        let task = async move {
+            let _still = writing.moving.read().await;
+            let made = writing.drafts.get(&name);
+            let _order = locked(made.as_ref().map(|made| &made.order)).await;
+            if !writing.is_empty(&name, ttl).await? {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            if writing.back {
+                if !writing.is_new(&name) {
+                    writing.later(draft::change_of_name(&name, None, true))?;
+                }
+                if let Some(made) = made.as_ref() {
+                    writing.discard(&name, made);
+                }
+            } else {
+                writing.keep_directory(&kept).await?;
+                writing.fetch.store.remove(&name).await?;
+            }
+            writing.listings.forget(&name);
+            writing.removed(&name, None);
+            Ok(())
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: known.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    pub(crate) async fn change_name(
+        &self,
+        cx: &Context,
+        (parent, name): (Node, &CStr),
+        (new_parent, new_name): (Node, &CStr),
+        flags: RenameFlags,
+    ) -> Result<Unlinked> {
+        if !(flags - RenameFlags::NOREPLACE).is_empty() {
+            return Err(Errno::INVAL.into());
+        }
+        let (parent, from, there) = self.named(cx, parent, name).await?;
+        let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
+        let there = there.ok_or(Errno::NOENT)?;
+        if other.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(Errno::EXIST.into());
+        }
+        if from == to {
+            return Ok(Unlinked::default());
+        }
+        for key in [to.clone(), format!("{to}/")] {
+            self.end_removal(cx, key).await?;
+        }
+        let directory = there.is_directory();
+        match &other {
+            Some(other) if other.is_directory() && !directory => return Err(Errno::ISDIR.into()),
+            Some(other) if !other.is_directory() && directory => return Err(Errno::NOTDIR.into()),
+            _ => {}
+        }
+        if directory {
+            let replaced = match other {
+                Some(_) => self.remove_directory(cx, new_parent.node, new_name).await?,
+                None => Unlinked::default(),
+            };
+            let (from, to) = (format!("{from}/"), format!("{to}/"));
+            self.move_directory(cx, &parent, from, to).await?;
+            return Ok(replaced);
+        }
+        let writing = self.writing()?.clone();
+        let (known, replaced) = (self.tree.at(&from), self.tree.at(&to));
+        let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
+        let _nor_there = locked(replaced.as_ref().map(|known| &known.making)).await;
+        // Programs that have the other file open read on.
+        if let Some(object) = self.open_object(replaced.as_deref())? {
+            self.ask(cx, complete(self.fetch.clone(), object)).await?;
+        }
+        // They may have begun meanwhile.
+        let there = writing.drafts.file(&from).map_or(there, There::Draft);
+        let other = writing.drafts.file(&to).map(There::Draft).or(other);
+        let task = async move {
+            let moved = Moved {
+                from: &from,
+                to: &to,
+                there,
+                other,
+            };
+            let _still = writing.moving.read().await;
+            writing.move_file(&parent, moved).await
+        };
+        self.ask(cx, task).await?;
+        Ok(Unlinked {
+            node: replaced.as_ref().map(|known| known.node),
+            last: true,
+        })
+    }
+
+    /// Renames a directory: all is copied, and then the originals are removed.
+    async fn move_directory(
+        &self,
+        cx: &Context,
+        parent: &Arc<Known>,
+        from: String,
+        to: String,
+    ) -> Result<()> {
+        let (writing, parent) = (self.writing()?.clone(), parent.clone());
+        let requests = self.options.requests.max(1);
+        let task = async move {
+            let _alone = writing.moving.write().await;
+            let store = &writing.fetch.store;
+            writing.put_below(&from).await?;
+            writing.put_below(&to).await?;
+            writing.make_parents(&to).await?;
+            let below = store.below(&from).await?;
+            let moved = |key: &str| format!("{to}{}", &key[from.len()..]);
+            let copies = below.clone().into_iter().map(|(key, size)| {
+                let (to, store) = (moved(&key), store.clone());
+                async move {
+                    Ok::<_, Error>(match is_directory(&key) {
+                        true => {
+                            store.make_directory(&to).await?;
+                            None
+                        }
+                        false => {
+                            let version = store.copy(&key, &to, size).await?;
+                            Some((key, version))
+                        }
+                    })
+                }
+            });
+            let copies = stream::iter(copies).buffer_unordered(requests);
+            let copies: Vec<_> = copies.try_collect().await?;
+            let copies: HashMap<String, Version> = copies.into_iter().flatten().collect();
+            store.make_directory(&to).await?;
+            writing.keep_directory(&parent).await?;
+            // The deepest first: the service for directories removes no full one.
+            let mut gone: Vec<_> = below.into_iter().map(|(key, _)| key).collect();
+            gone.sort_unstable_by(|one, two| two.cmp(one));
+            let (directories, files): (Vec<_>, Vec<_>) =
+                gone.into_iter().partition(|key| is_directory(key));
+            let removed = files.into_iter().map(|key| {
+                let store = store.clone();
+                async move { store.remove(&key).await }
+            });
+            let removed = stream::iter(removed).buffer_unordered(requests);
+            removed.try_collect::<()>().await?;
+            for key in directories {
+                store.remove(&key).await?;
+            }
+            store.remove(&from).await?;
+            for (key, draft) in writing.drafts.below(&from) {
+                let version = copies.get(&key).cloned();
+                writing.drafts.rename(&draft, &moved(&key), version)?;
+            }
+            writing.tree.renamed(&from, &to);
+            for (key, version) in copies {
+                let to = moved(&key);
+                writing.now_at(&key, &to, version);
+            }
+            if let Some(known) = writing.tree.at(&to) {
+                let mut state = known.state();
+                if let Some([_, changed]) = &mut state.written {
+                    *changed = timespec(SystemTime::now());
+                }
+            }
+            writing.listings.forget_below(&from);
+            writing.listings.forget_below(&to);
+            writing.changed(&from, Now::Gone);
+            writing.changed(&to, Now::Directory);
+            Ok(())
+        };
+        self.ask(cx, task).await
+    }
+}
+
+/// A file that gets another name.
+struct Moved<'a> {
+    from: &'a str,
+    to: &'a str,
+    there: There,
+    /// What has the name so far.
+    other: Option<There>,
+}
+
+impl Writing {
+    async fn move_file(&self, parent: &Known, moved: Moved<'_>) -> Result<()> {
+        let Moved {
+            from,
+            to,
+            there,
+            other,
+        } = moved;
+        let store = &self.fetch.store;
+        // What is written there has no name any more.
+        let overwritten = other.as_ref().and_then(There::draft);
+        let _end = locked(overwritten.map(|draft| &draft.order)).await;
+        if let Some(draft) = overwritten
+            && self.back
+            && there.version().is_some()
+            && draft.state().is_wanted()
+        {
+            // The store is about to have the copy there. What was closed is in it first, and so no task puts it later.
+            self.put_in_order(draft).await?;
+        }
+        let replaces = other.as_ref().and_then(There::version);
+        let end = |draft: Option<&Arc<Draft>>| {
+            if let Some(draft) = draft {
+                self.discard(to, draft);
+            }
+        };
+        let version = match &there {
+            There::Draft(draft) => {
+                let _order = draft.order.lock().await;
+                self.find_out(Some(draft)).await?;
+                // The store has nothing of a new file, so only its draft gets the name.
+                let is_stored = draft.state().replaces.is_some();
+                if is_stored {
+                    self.put_in_order(draft).await?;
+                }
+                let size = draft.file.metadata()?.len();
+                let version = match is_stored {
+                    true => {
+                        self.make_parents(to).await?;
+                        let version = store.copy(from, to, size).await?;
+                        self.keep_directory(parent).await?;
+                        store.remove(from).await?;
+                        Some(version)
+                    }
+                    false => None,
+                };
+                self.tree.renamed(from, to);
+                if !is_stored {
+                    // A put of what it takes the place of may have arrived.
+                    draft.state().print = overwritten.and_then(|draft| draft.state().print);
+                }
+                let replaces = version.clone().or(replaces);
+                let is_draft = self.drafts.rename(draft, to, replaces)?;
+                // Only now: a crash leaves one of the two.
+                end(overwritten);
+                if is_draft {
+                    draft.attributes_changed()?;
+                } else if let Some(version) = version.clone() {
+                    // It has ended meanwhile, as a version of the cache.
+                    self.now_at(from, to, version);
+                }
+                version
+            }
+            There::Facts(facts) => {
+                let size = facts.version.as_ref().map_or(0, |version| version.size);
+                self.make_parents(to).await?;
+                let version = store.copy(from, to, size).await?;
+                self.keep_directory(parent).await?;
+                store.remove(from).await?;
+                end(overwritten);
+                self.tree.renamed(from, to);
+                self.now_at(from, to, version.clone());
+                Some(version)
+            }
+        };
+        self.changed(from, Now::Gone);
+        // Of a new file the store has nothing there yet.
+        self.changed(to, version.map_or(Now::Gone, Now::File));
+        Ok(())
+    }
+
+    /// An object was copied: its node and the pieces in the cache are the copy's.
+    fn now_at(&self, from: &str, to: &str, version: Version) {
+        let Some(known) = self.tree.at(to) else {
+            return;
+        };
+        let mut state = known.state();
+        if state.draft.is_some() {
+            return;
+        }
+        state.object = None;
+        // The copy has the time of now in the store.
+        let mtime = state.mtime().unwrap_or_default();
+        state.written = Some([mtime, timespec(SystemTime::now())]);
+        if let Some(had) = state.version.replace(version) {
+            let now = state.version.as_ref().expect("it was put there");
+            self.fetch.cache.moved((from, &had), (to, now));
+        }
+        state.asked = Some(Instant::now());
+    }
+}
+
+/// The key of a new name: what OpenDAL can't reach is no name for a file.
+fn new_key(parent: &Known, name: &CStr) -> Result<String> {
+    match child(parent, name) {
+        Err(error) if error == Errno::NOENT => {
+            let why = format!("{name:?}: a key has no white space at its ends, and is UTF-8");
+            Err(Error::new(Errno::INVAL, why).level(tracing::Level::INFO))
+        }
+        key => key,
+    }
+}

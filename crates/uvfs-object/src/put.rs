@@ -1,0 +1,564 @@
+//! How drafts reach the store, and end.
+//!
+//! With `write=close` the call of a program waits for the put; with `write=back` a task puts the draft later. A draft whose file
+//! no program writes any more becomes a version of the cache.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::future::OptionFuture;
+use futures_util::{StreamExt, stream};
+use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
+use uvfs_server::fs::*;
+
+use crate::draft::{self, Draft, Drafts};
+use crate::fs::{REQUEST, split, times};
+use crate::listing::{Listings, Now};
+use crate::object::Fetch;
+use crate::posix::Posix;
+use crate::store::{NAME_MAX, is_directory};
+use crate::tree::{self, Tree};
+use crate::upload::{PART, PARTS, Stored, Tell, Upload, Words};
+
+/// Puts of one draft that begin anew because the file was made shorter meanwhile.
+const TRIES: usize = 5;
+/// Pauses between puts of a draft that fail.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long a change waits with others, for the disk and for the store.
+const COMMIT: Duration = Duration::from_secs(1);
+/// Characters of a file's name that the name of its conflict keeps, at most.
+const KEPT_NAME: usize = NAME_MAX - 40;
+
+/// The parts of a mount that changes files, shared by its handlers and the tasks that put drafts.
+pub(crate) struct Writing {
+    pub(crate) fetch: Fetch,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) listings: Arc<Listings>,
+    pub(crate) drafts: Drafts,
+    /// As many as [`Fetch::permits`] has.
+    pub(crate) permits: usize,
+    /// Programs' changes wait for the local disk alone; fsync(2) does if the other is set as well.
+    pub(crate) back: bool,
+    pub(crate) local_fsync: bool,
+    /// Changes that tasks bring to the store at a time.
+    pub(crate) turns: Semaphore,
+    /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
+    /// [`Draft::order`].
+    pub(crate) moving: RwLock<()>,
+}
+
+impl Writing {
+    /// Puts a draft if the store has other contents.
+    pub(crate) async fn put(&self, draft: &Arc<Draft>) -> Result<()> {
+        let _still = self.moving.read().await;
+        let _order = draft.order.lock().await;
+        self.put_in_order(draft).await
+    }
+
+    /// Puts a draft as a program closed it, and leaves one alone that a program is writing.
+    async fn put_closed(&self, draft: &Arc<Draft>) -> Result<()> {
+        let _still = self.moving.read().await;
+        let _order = draft.order.lock().await;
+        match self.want_closed(draft)? {
+            true => self.put_as(draft, true).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a draft is as a program left it. If none writes it any more, it is: stores through a mapping come without a
+    /// close(2).
+    fn want_closed(&self, draft: &Draft) -> Result<bool> {
+        let node = draft.state().node.upgrade();
+        // No program opens the file meanwhile.
+        let known = node.as_ref().map(|node| node.state());
+        let is_written = known.is_some_and(|known| known.writers > 0);
+        match is_written {
+            true => Ok(draft.state().is_wanted()),
+            false => draft.want().map(|_| true),
+        }
+    }
+
+    pub(crate) async fn put_in_order(&self, draft: &Arc<Draft>) -> Result<()> {
+        self.put_as(draft, false).await
+    }
+
+    /// Puts a draft as it is, or only as a program `closed` it. The caller holds [`Draft::order`].
+    async fn put_as(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
+        let store = &self.fetch.store;
+        for _ in 0..TRIES {
+            let key = match draft.state() {
+                state if state.is_dirty() => state.key.clone(),
+                _ => return Ok(()),
+            };
+            self.make_parents(&key).await?;
+            let upload = draft.take_upload().await;
+            let before = match closed {
+                true => draft.state().clone(),
+                false => draft.want()?,
+            };
+            if !before.is_wanted() {
+                // A program has begun to write it again.
+                if let Some(upload) = upload {
+                    store.abort(upload).await;
+                }
+                return Ok(());
+            }
+            if !before.is_file() {
+                return self.make_or_remove(draft, &before).await;
+            }
+            let upload = match upload {
+                Some(upload) if before.parts.changed => {
+                    store.abort(upload).await;
+                    None
+                }
+                upload => upload,
+            };
+            // An upload that has begun takes permits for its parts.
+            let under_way = match upload {
+                Some(_) => 0,
+                None => draft.file.metadata()?.len().min(PARTS as u64 * PART),
+            };
+            let permits = (under_way.div_ceil(REQUEST) as usize).clamp(1, self.permits);
+            let permits = self.fetch.permits.acquire_many(permits as u32);
+            let _permits = OptionFuture::from(upload.is_none().then_some(permits)).await;
+            let words = self.words(draft, &before)?;
+            let (key, replaces) = (&before.key, before.replaces.as_ref());
+            // A program that does not wait for its put may change the file before the answer comes.
+            let tell = |print| draft.about_to_put(print);
+            let tell: Option<Tell<'_>> = match self.back {
+                true => Some(&tell),
+                false => None,
+            };
+            let put = store.put(key, &draft.file, replaces, words, upload, tell);
+            match put.await {
+                Ok(Some(stored)) => return self.stored(draft, &before, stored),
+                Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
+                    // Gone: nothing is overwritten.
+                    None => {
+                        self.drafts.rename(draft, key, None)?;
+                    }
+                    // An earlier attempt arrived, and its answer got lost.
+                    Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
+                        let sums = Vec::new();
+                        return self.stored(draft, &before, Stored { version, sums });
+                    }
+                    Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
+                        draft.take_place_of(version)?;
+                    }
+                    // Another writer has put another version.
+                    Some(_) => {
+                        self.move_beside(draft, "conflict")?;
+                        store.counters.conflict();
+                        let mut state = draft.state();
+                        tracing::warn!("{}", conflict(key, &state.key));
+                        state.overtaken.get_or_insert(before.key);
+                    }
+                },
+                Err(error) if error == Errno::AGAIN => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let why = format!("object {:?} changed during each put", draft.state().key);
+        Err(Error::new(Errno::IO, why))
+    }
+
+    /// Makes a directory, or removes a name.
+    async fn make_or_remove(&self, draft: &Draft, before: &draft::State) -> Result<()> {
+        let (store, key) = (&self.fetch.store, &before.key);
+        match before.gone {
+            false => store.make_directory(key).await?,
+            true if is_directory(key) && self.drafts.below(key).len() > 1 => {
+                let why = format!("{key:?} is removed when the names in it are");
+                return Err(Error::new(Errno::BUSY, why));
+            }
+            true => {
+                // Another writer's version stays.
+                let now = match before.replaces {
+                    Some(_) => store.stat(key).await?.and_then(|facts| facts.version),
+                    None => None,
+                };
+                let same = match (&now, &before.replaces) {
+                    (Some(now), Some(version)) if now.is(version) => true,
+                    (Some(now), Some(_)) => store.has_print(key, now, before.print).await?,
+                    _ => true,
+                };
+                if same {
+                    self.keep_parent(key).await?;
+                    store.remove(key).await?;
+                    self.changed(key, Now::Gone);
+                } else {
+                    tracing::info!(key, "another writer has changed it: it is not removed");
+                    self.listings.forget(split(key).0);
+                }
+            }
+        }
+        draft.done(before)
+    }
+
+    /// Makes the directories that lead to a name, and that the store does not have yet: while it has not, nothing is in them.
+    pub(crate) async fn make_parents(&self, key: &str) -> Result<()> {
+        for (slash, _) in key.trim_end_matches('/').match_indices('/') {
+            let directory = &key[..=slash];
+            let Some(made) = self.drafts.get(directory) else {
+                continue;
+            };
+            let _order = made.order.lock().await;
+            let before = made.state().clone();
+            if before.is_dirty() && !before.gone {
+                self.make_or_remove(&made, &before).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the directory of a name is still there without it.
+    async fn keep_parent(&self, key: &str) -> Result<()> {
+        let (parent, _) = split(key.trim_end_matches('/'));
+        match self.tree.at(parent) {
+            // It gets a marker, or is to go.
+            _ if self.drafts.get(parent).is_some() => Ok(()),
+            Some(known) => self.keep_directory(&known).await,
+            None => self.fetch.store.mark(parent).await,
+        }
+    }
+
+    /// Brings what was changed below a directory to the store. The caller holds [`Writing::moving`].
+    pub(crate) async fn put_below(&self, directory: &str) -> Result<()> {
+        // The deepest first.
+        for (_, draft) in self.drafts.below(directory).into_iter().rev() {
+            self.put_now(&draft).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn put_now(&self, draft: &Arc<Draft>) -> Result<()> {
+        let order = draft.order.lock().await;
+        self.put_in_order(draft).await?;
+        drop(order);
+        self.finish(draft);
+        Ok(())
+    }
+
+    /// Notes a name that the store is to get or to lose, and has a task tell the store.
+    pub(crate) fn later(self: &Arc<Self>, state: draft::State) -> Result<()> {
+        let draft = self.drafts.begin(state)?;
+        self.drafts.insert(draft.clone());
+        self.settle(&draft);
+        Ok(())
+    }
+
+    /// Waits until the store has some of the drafts that fill the cache. Files that programs have open only end with the disk.
+    pub(crate) async fn wait_for_room(&self, patience: Duration) -> Result<()> {
+        let cache = &self.fetch.cache;
+        let some = async {
+            loop {
+                let ended = cache.ended.notified();
+                if !cache.is_full_of_drafts() || self.drafts.waiting() == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let late = |_| {
+            let why = "the cache is full of what the store does not take (cache_size=)";
+            Error::new(Errno::NOSPC, why)
+        };
+        tokio::time::timeout(patience, some).await.map_err(late)
+    }
+
+    /// Has the disk get what was noted, within a second.
+    pub(crate) fn commit_each_second(self: &Arc<Self>) {
+        let cache = self.fetch.cache.clone();
+        let runtime = self.fetch.runtime.clone();
+        self.fetch.runtime.spawn(async move {
+            loop {
+                cache.noted.notified().await;
+                tokio::time::sleep(COMMIT).await;
+                let cache = cache.clone();
+                match runtime.spawn_blocking(move || cache.sync_all()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!(%error, "the cache's disk keeps nothing"),
+                    Err(_) => return,
+                }
+            }
+        });
+    }
+
+    /// Sends parts of a file while programs write it, until there is no next one.
+    pub(crate) fn send_parts(self: &Arc<Self>, draft: &Arc<Draft>) {
+        let memory = match draft.state().parts.is_begun() {
+            true => None,
+            false => match self.memory_of_upload() {
+                Some(memory) => Some(memory),
+                // The put sends all of it.
+                None => return,
+            },
+        };
+        let (this, draft) = (self.clone(), draft.clone());
+        self.fetch.runtime.spawn(async move {
+            let mut upload = draft.upload.lock().await;
+            let sent = this.send_while_written(&draft, &mut upload, memory);
+            if let Err(error) = sent.await {
+                tracing::debug!(%error, "the put sends all parts");
+                draft.state().parts.changed = true;
+            }
+        });
+    }
+
+    /// The permits of an upload that begins before its file is closed. It has them for as long as a program writes, so those of
+    /// another upload are left to puts and reads.
+    fn memory_of_upload(&self) -> Option<OwnedSemaphorePermit> {
+        let each = PARTS * (PART / REQUEST) as usize;
+        let permits = self.fetch.permits.clone();
+        let mut both = permits.try_acquire_many_owned(2 * each as u32).ok()?;
+        both.split(each)
+    }
+
+    async fn send_while_written(
+        &self,
+        draft: &Draft,
+        upload: &mut Option<Upload>,
+        memory: Option<OwnedSemaphorePermit>,
+    ) -> Result<()> {
+        let store = &self.fetch.store;
+        if let Some(memory) = memory {
+            let (key, replaces) = {
+                let state = draft.state();
+                (state.key.clone(), state.replaces.clone())
+            };
+            let begun = store.begin_early(&key, replaces.as_ref(), memory, self.back);
+            *upload = Some(begun.await?);
+        }
+        while let Some(upload) = upload
+            && let Some(end) = draft.next_part()
+        {
+            store.send(upload, &draft.file, end).await?;
+        }
+        Ok(())
+    }
+
+    /// Finds out what the store has of a draft whose put may have arrived. The caller holds [`Draft::order`].
+    pub(crate) async fn find_out(&self, draft: Option<&Arc<Draft>>) -> Result<()> {
+        match draft {
+            Some(draft) if draft.state().print.is_some() => self.put_in_order(draft).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what a program had removed before it made the file anew that is given up.
+    pub(crate) fn give_name_back(self: &Arc<Self>, draft: &Draft) -> Result<()> {
+        let removal = {
+            let state = draft.state();
+            let mut removal = draft::change_of_name(&state.key, state.replaces.clone(), true);
+            removal.print = state.print;
+            Some(removal).filter(|_| state.anew)
+        };
+        removal.map_or(Ok(()), |removal| self.later(removal))
+    }
+
+    /// Gives a draft the key of a new object, beside the one of its name.
+    fn move_beside(&self, draft: &Arc<Draft>, why: &str) -> Result<()> {
+        let key = draft.state().key.clone();
+        let (directory, name) = split(&key);
+        let mut kept = name.len().min(KEPT_NAME);
+        while !name.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        let (seconds, nanos) = timespec(SystemTime::now());
+        let beside = format!("{directory}{}.{why}-{seconds}.{nanos:09}", &name[..kept]);
+        self.tree.renamed(&key, &beside);
+        self.listings.forget(directory);
+        self.drafts.rename(draft, &beside, None).map(drop)
+    }
+
+    /// The user metadata that a draft is put with.
+    pub(crate) fn words(&self, draft: &Draft, state: &draft::State) -> Result<Option<Words>> {
+        if !self.fetch.store.metadata {
+            return Ok(None);
+        }
+        let [mtime, _] = times(&draft.file.metadata()?);
+        let posix = Posix {
+            mtime: Some(mtime),
+            ..state.posix
+        };
+        Ok(Some(posix.words()))
+    }
+
+    /// Whether parts of files are sent while programs write them. An object's metadata goes with the first part, and has the time
+    /// of the last write.
+    pub(crate) fn sends_early(&self) -> bool {
+        !self.fetch.store.metadata && self.fetch.store.takes_parts()
+    }
+
+    pub(crate) fn stored(
+        &self,
+        draft: &Draft,
+        before: &draft::State,
+        stored: Stored,
+    ) -> Result<()> {
+        self.changed(&before.key, Now::File(stored.version.clone()));
+        draft.stored(before, stored.version, stored.sums)
+    }
+
+    /// Gives a draft up: it becomes no object, and parts that were sent are removed.
+    pub(crate) fn discard(&self, key: &str, draft: &Arc<Draft>) {
+        draft.state().removed = true;
+        self.drafts.take(key, draft);
+        draft.discard();
+        if draft.state().parts.is_begun() {
+            let (store, draft) = (self.fetch.store.clone(), draft.clone());
+            self.fetch.runtime.spawn(async move {
+                if let Some(upload) = draft.take_upload().await {
+                    store.abort(upload).await;
+                }
+            });
+        }
+    }
+
+    /// Ends a draft whose file no program writes any more, or has a task put it first.
+    pub(crate) fn settle(self: &Arc<Self>, draft: &Arc<Draft>) {
+        if self.finish(draft) || draft.settling.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (this, draft) = (self.clone(), draft.clone());
+        self.fetch.runtime.spawn(async move {
+            if this.back {
+                // Many a file gets another name, or is removed, soon after it was closed.
+                tokio::time::sleep(COMMIT).await;
+            }
+            let mut pause = FIRST_PAUSE;
+            loop {
+                let turn = this.turns.acquire().await;
+                let put = this.put_closed(&draft).await;
+                drop(turn);
+                draft.settling.store(false, Ordering::Release);
+                if this.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+                match put {
+                    Ok(()) => {}
+                    Err(error) if error == Errno::BUSY => tokio::time::sleep(FIRST_PAUSE).await,
+                    Err(error) => {
+                        tracing::warn!("{error}: the next attempt is in {pause:?}");
+                        tokio::time::sleep(pause).await;
+                        pause = (2 * pause).min(LONGEST_PAUSE);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Ends a draft that the store has, and gives its file to the cache. False if the store has to get it first. The draft of a
+    /// file that a program still writes ends later, with the last such program.
+    pub(crate) fn finish(&self, draft: &Arc<Draft>) -> bool {
+        loop {
+            let node = draft.state().node.upgrade();
+            let mut known = node.as_ref().map(|node| node.state());
+            let mut state = draft.state();
+            // A lookup gave the draft a node meanwhile: that node's lock has to be taken first.
+            let same = match (state.node.upgrade(), &node) {
+                (Some(now), Some(node)) => Arc::ptr_eq(&now, node),
+                (None, None) => true,
+                _ => false,
+            };
+            if !same {
+                continue;
+            }
+            // A draft without a name goes with the last open file.
+            let is_used = |known: &MutexGuard<'_, tree::State>| {
+                known.writers > 0 || state.removed && known.is_open()
+            };
+            if state.ended {
+                return true;
+            }
+            // A program closed it, although another may have it open.
+            if state.is_dirty() && state.is_wanted() {
+                return false;
+            }
+            if known.as_ref().is_some_and(is_used) {
+                return true;
+            }
+            if state.is_dirty() {
+                return false;
+            }
+            state.ended = true;
+            self.drafts.take(&state.key, draft);
+            if let Some(known) = &mut known {
+                known.draft = None;
+                known.object = None;
+                known.posix = state.posix;
+                known.written = draft.file.metadata().ok().map(|file| times(&file));
+                if !state.removed {
+                    known.version.clone_from(&state.replaces);
+                    known.asked = Some(Instant::now());
+                }
+            }
+            let taken = match (draft.path(), &state.replaces) {
+                (Some(path), Some(version)) if !state.removed && state.is_file() => {
+                    let cache = &self.fetch.cache;
+                    cache.adopt(&path, &state.key, version, &state.sums)
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = taken {
+                tracing::debug!(%error, key = state.key, "the cache does not take it over");
+            }
+            draft.discard();
+            return true;
+        }
+    }
+
+    /// Goes on with what an earlier mount did not put. What its end interrupted takes no other object's place.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        for (key, draft) in self.drafts.below("") {
+            if !draft.state().is_wanted() {
+                let moved = self.give_name_back(&draft);
+                let moved = moved.and_then(|()| self.move_beside(&draft, "interrupted"));
+                let beside = draft.state().key.clone();
+                tracing::warn!(
+                    "the server ended while {key:?} was written: what was there by then becomes {beside:?}"
+                );
+                if let Err(error) = moved {
+                    tracing::error!("{error}: {beside:?}");
+                }
+            }
+            self.settle(&draft);
+        }
+    }
+
+    /// Waits until the store has all drafts, for as long as it takes one within `patience`. Says how many it does not have.
+    pub(crate) async fn put_all(&self, patience: Duration) -> usize {
+        loop {
+            let drafts = self.drafts.below("");
+            let before = drafts.len();
+            let puts = drafts.into_iter().map(|(key, draft)| async move {
+                let _turn = self.turns.acquire().await;
+                match self.put_closed(&draft).await {
+                    Ok(()) => {
+                        self.finish(&draft);
+                    }
+                    // The next round has its turn.
+                    Err(error) if error == Errno::BUSY => {}
+                    Err(error) => tracing::error!("{error}: {key:?} is not in the store"),
+                }
+            });
+            let mut puts = stream::iter(puts).buffer_unordered(self.permits);
+            while let Ok(Some(())) = tokio::time::timeout(patience, puts.next()).await {}
+            drop(puts);
+            let left = self.drafts.len();
+            if left == 0 || left >= before {
+                return left;
+            }
+        }
+    }
+}
+
+/// A program's file is an object beside the one that another writer has put.
+pub(crate) fn conflict(key: &str, beside: &str) -> Error {
+    let why = format!(
+        "object {key:?} has changed in the store meanwhile: what was written is kept as {beside:?}"
+    );
+    Error::new(Errno::STALE, why).level(tracing::Level::INFO)
+}
