@@ -7,6 +7,7 @@ mod fake;
 mod kept;
 mod metadata;
 mod model;
+mod pair;
 #[allow(dead_code, reason = "shared with the tests of images in stores")]
 mod proxy;
 mod reports;
@@ -418,7 +419,7 @@ fn over_s3() {
     let store = Seaweed::start();
     all(&store);
     writes::parts_go_while_a_file_is_written(&store);
-    writes::two_mounts_append(&store);
+    pair::two_mounts_write(&store);
     writes::a_large_file_is_not_overwritten(&store);
     metadata::metadata_of_a_real_store(&store);
     keys_that_no_path_can_name_are_hidden(&store);

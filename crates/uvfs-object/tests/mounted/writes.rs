@@ -312,73 +312,6 @@ fn a_mapping_is_stored(store: &impl At) {
     }
 }
 
-/// Two mounts append to the same files. What a program was told is done is in the object, and what it was told is a conflict
-/// is beside it.
-pub fn two_mounts_append(store: &(impl At + Sync)) {
-    let mounts = [0, 1].map(|_| writable(&store.uri()));
-    fs::create_dir(mounts[0].at("both")).unwrap();
-    let names = ["x", "y"];
-    for name in names {
-        fs::write(mounts[0].at("both").join(name), b"").unwrap();
-    }
-    let append = |writer: usize| {
-        let mut random = Rng::with_seed(writer as u64);
-        let (mut done, mut refused) = (Vec::new(), Vec::new());
-        for n in 0..25 {
-            let path = mounts[writer % 2].at("both").join(names[random.usize(..2)]);
-            let line = format!("{writer}-{n}\n");
-            let opened = OpenOptions::new().append(true).open(&path);
-            let Ok(mut file) = opened else { continue };
-            // The version that was opened may be gone before all of it is fetched: then nothing was written.
-            if let Err(error) = file.write_all(line.as_bytes()) {
-                assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{line}");
-                continue;
-            }
-            match close(file) {
-                Ok(()) => done.push(line),
-                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => refused.push(line),
-                Err(error) => panic!("{line}: {error}"),
-            }
-        }
-        (done, refused)
-    };
-    let told = std::thread::scope(|scope| {
-        let append = &append;
-        let writers = [0, 1, 2, 3].map(|writer| scope.spawn(move || append(writer)));
-        writers.map(|writer| writer.join().unwrap())
-    });
-    drop(mounts);
-    let again = serve(&store.uri(), |_| {});
-    let (mut objects, mut beside) = (String::new(), String::new());
-    for entry in fs::read_dir(again.at("both")).unwrap() {
-        let path = entry.unwrap().path();
-        let content = fs::read_to_string(&path).unwrap();
-        match names.contains(&path.file_name().unwrap().to_str().unwrap()) {
-            true => objects += &content,
-            false => beside += &content,
-        }
-    }
-    let lines = |text: &str| {
-        text.lines()
-            .map(|line| format!("{line}\n"))
-            .collect::<Vec<_>>()
-    };
-    let (objects, beside) = (lines(&objects), lines(&beside));
-    for (done, refused) in &told {
-        for line in done {
-            assert!(
-                objects.contains(line) || beside.contains(line),
-                "{line}: {told:?}"
-            );
-        }
-        for line in refused {
-            assert!(beside.contains(line), "{line}: {told:?}");
-        }
-    }
-    let done: usize = told.iter().map(|(done, _)| done.len()).sum();
-    assert!(done > 10, "{told:?}");
-}
-
 /// A large file, which is uploaded in parts, takes no place of a version that another mount has put meanwhile.
 pub fn a_large_file_is_not_overwritten(store: &impl At) {
     let mounts = [0, 1].map(|_| writable(&store.uri()));
@@ -520,7 +453,7 @@ fn a_directory_of_the_host_is_written() {
 #[test]
 fn two_mounts_write_the_same_files() {
     if let Some(fake) = fake() {
-        two_mounts_append(&fake);
+        crate::pair::two_mounts_write(&fake);
     }
 }
 
@@ -552,7 +485,7 @@ fn conflicts(fake: &Fake, key: &str) -> Vec<Vec<u8>> {
     beside.map(|(_, object)| object.contents.clone()).collect()
 }
 
-fn close(file: File) -> std::io::Result<()> {
+pub fn close(file: File) -> std::io::Result<()> {
     use std::os::fd::IntoRawFd;
     // SAFETY: the descriptor is this file's alone.
     match unsafe { libc::close(file.into_raw_fd()) } {

@@ -1,6 +1,7 @@
 //! Object stores by the command: crates/uvfs-object tests what is behind a mount, and here is how one begins and ends.
 
 pub(crate) mod clients;
+mod killed;
 mod writes;
 
 use std::fs::{self, File};
