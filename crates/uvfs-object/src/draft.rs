@@ -464,25 +464,45 @@ impl Drafts {
         self.get(key).filter(|draft| draft.state().gone)
     }
 
-    pub(crate) fn insert(&self, draft: Arc<Draft>) {
+    /// Has lookups find a draft, in the place of another one of its key.
+    ///
+    /// # Errors
+    /// ESTALE if a third one has the key by now.
+    pub(crate) fn insert(&self, draft: &Arc<Draft>, over: Option<&Arc<Draft>>) -> Result<()> {
         let key = draft.state().key.clone();
-        self.all().insert(key, draft);
+        let mut all = self.all();
+        if is_taken(&all, &key, [Some(draft), over]) {
+            return Err(Errno::STALE.into());
+        }
+        all.insert(key, draft.clone());
+        Ok(())
     }
 
-    /// Gives a draft another key, in one step, so that lookups find it at one of the two. False, and nothing is done, if the
-    /// draft has ended.
+    /// Gives a draft another key, in the place of the draft `over`, in one step, so that lookups find it at one of the two. False,
+    /// and nothing is done, if the draft has ended.
+    ///
+    /// # Errors
+    /// EEXIST if a third one has the key.
     pub(crate) fn rename(
         &self,
         draft: &Arc<Draft>,
         key: &str,
         replaces: Option<Version>,
+        over: Option<&Arc<Draft>>,
     ) -> Result<bool> {
         let mut state = draft.state();
         if state.ended || state.removed {
             return Ok(false);
         }
-        self.take(&state.key, draft);
-        self.all().insert(key.to_owned(), draft.clone());
+        let mut all = self.all();
+        if is_taken(&all, key, [Some(draft), over]) {
+            return Err(Errno::EXIST.into());
+        }
+        if is_at(&all, &state.key, draft) {
+            all.remove(&state.key);
+        }
+        all.insert(key.to_owned(), draft.clone());
+        drop(all);
         key.clone_into(&mut state.key);
         state.order = self.next.fetch_add(1, Ordering::Relaxed) as u32;
         state.replaces = replaces;
@@ -493,7 +513,7 @@ impl Drafts {
     /// Takes a draft out, if it is this one.
     pub(crate) fn take(&self, key: &str, draft: &Arc<Draft>) {
         let mut all = self.all();
-        if all.get(key).is_some_and(|had| Arc::ptr_eq(had, draft)) {
+        if is_at(&all, key, draft) {
             all.remove(key);
         }
     }
@@ -525,6 +545,19 @@ impl Drafts {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Draft>>> {
         uvfs_sys::lock(&self.all)
     }
+}
+
+fn is_at(all: &BTreeMap<String, Arc<Draft>>, key: &str, draft: &Arc<Draft>) -> bool {
+    all.get(key).is_some_and(|had| Arc::ptr_eq(had, draft))
+}
+
+/// Whether another draft than these has a key.
+fn is_taken(all: &BTreeMap<String, Arc<Draft>>, key: &str, but: [Option<&Arc<Draft>>; 2]) -> bool {
+    let is_free = but
+        .into_iter()
+        .flatten()
+        .any(|draft| is_at(all, key, draft));
+    all.contains_key(key) && !is_free
 }
 
 /// Says what an earlier mount did not put, on a mount that does not write.

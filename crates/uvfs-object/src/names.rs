@@ -292,7 +292,9 @@ impl ObjectFs {
             begun.anew = begun.replaces.is_some();
         }
         let draft = writing.drafts.begin(begun)?;
-        writing.drafts.insert(draft.clone());
+        // A program that has another file of this name open may have begun to write it.
+        let inserted = writing.drafts.insert(&draft, removal.as_ref());
+        inserted.inspect_err(|_| draft.discard())?;
         // The store need not be told.
         if let Some(removal) = removal.as_ref() {
             writing.discard(&key, removal);
@@ -349,7 +351,8 @@ impl ObjectFs {
                 true => {
                     let removal = writing.drafts.removal(&made);
                     let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
-                    writing.later(draft::change_of_name(&made, None, false))?;
+                    let directory = draft::change_of_name(&made, None, false);
+                    writing.later(directory, removal.as_ref())?;
                     if let Some(removal) = removal.as_ref() {
                         writing.discard(&made, removal);
                     }
@@ -400,7 +403,7 @@ impl ObjectFs {
                 if writing.back {
                     let mut removal = draft::change_of_name(&name, Some(version), true);
                     removal.print = draft.and_then(|draft| draft.state().print);
-                    writing.later(removal)?;
+                    writing.later(removal, draft)?;
                 } else {
                     writing.keep_directory(&parent).await?;
                     writing.fetch.store.remove(&name).await?;
@@ -450,7 +453,8 @@ impl ObjectFs {
             }
             if writing.back {
                 if !writing.is_new(&name) {
-                    writing.later(draft::change_of_name(&name, None, true))?;
+                    let removal = draft::change_of_name(&name, None, true);
+                    writing.later(removal, made.as_ref())?;
                 }
                 if let Some(made) = made.as_ref() {
                     writing.discard(&name, made);
@@ -553,49 +557,64 @@ impl ObjectFs {
             writing.make_parents(&to).await?;
             let below = store.below(&from).await?;
             let moved = |key: &str| format!("{to}{}", &key[from.len()..]);
-            let copies = below.clone().into_iter().map(|(key, size)| {
+            let copies = below.clone().into_iter().map(|(key, had)| {
                 let (to, store) = (moved(&key), store.clone());
                 async move {
-                    Ok::<_, Error>(match is_directory(&key) {
-                        true => {
+                    Ok::<_, Error>(match had {
+                        None => {
                             store.make_directory(&to).await?;
                             None
                         }
-                        false => {
-                            let version = store.copy(&key, &to, size).await?;
-                            Some((key, version))
+                        Some(had) => {
+                            let version = store.copy(&key, &to, had.size).await?;
+                            Some((key, (had, version)))
                         }
                     })
                 }
             });
             let copies = stream::iter(copies).buffer_unordered(requests);
             let copies: Vec<_> = copies.try_collect().await?;
-            let copies: HashMap<String, Version> = copies.into_iter().flatten().collect();
+            let mut copies: HashMap<_, _> = copies.into_iter().flatten().collect();
             store.make_directory(&to).await?;
             writing.keep_directory(&parent).await?;
-            // The deepest first: the service for directories removes no full one.
-            let mut gone: Vec<_> = below.into_iter().map(|(key, _)| key).collect();
-            gone.sort_unstable_by(|one, two| two.cmp(one));
-            let (directories, files): (Vec<_>, Vec<_>) =
-                gone.into_iter().partition(|key| is_directory(key));
-            let removed = files.into_iter().map(|key| {
+            let originals = copies.iter();
+            let originals = originals.map(|(key, (had, _))| (key.clone(), had.clone()));
+            let originals: Vec<_> = originals.collect();
+            let removed = originals.into_iter().map(|(key, had)| {
                 let store = store.clone();
-                async move { store.remove(&key).await }
+                async move {
+                    let removed = store.remove_version(&key, &had).await?;
+                    Ok::<_, Error>(Some(key).filter(|_| !removed))
+                }
             });
             let removed = stream::iter(removed).buffer_unordered(requests);
-            removed.try_collect::<()>().await?;
-            for key in directories {
+            let changed: Vec<_> = removed.try_collect().await?;
+            let changed: Vec<_> = changed.into_iter().flatten().collect();
+            for key in &changed {
+                tracing::warn!(
+                    "{key:?} changed while its directory was renamed: it stays there, too"
+                );
+                copies.remove(key);
+            }
+            // The deepest first: the service for directories removes no full one.
+            let directories = below.into_iter().filter(|(_, had)| had.is_none());
+            let mut directories: Vec<_> = directories.collect();
+            directories.sort_unstable_by(|(one, _), (two, _)| two.cmp(one));
+            for (key, _) in directories {
                 store.remove(&key).await?;
             }
             store.remove(&from).await?;
             for (key, draft) in writing.drafts.below(&from) {
-                let version = copies.get(&key).cloned();
-                writing.drafts.rename(&draft, &moved(&key), version)?;
+                let version = copies.get(&key).map(|(_, version)| version.clone());
+                writing.give_key(&draft, &moved(&key), version, None)?;
             }
             writing.tree.renamed(&from, &to);
-            for (key, version) in copies {
+            for (key, (had, version)) in copies {
                 let to = moved(&key);
-                writing.now_at(&key, &to, version);
+                writing.now_at((&key, &had), (&to, version));
+            }
+            for key in changed {
+                writing.tree.outdated(&moved(&key));
             }
             if let Some(known) = writing.tree.at(&to) {
                 let mut state = known.state();
@@ -630,7 +649,6 @@ impl Writing {
             there,
             other,
         } = moved;
-        let store = &self.fetch.store;
         // What is written there has no name any more.
         let overwritten = other.as_ref().and_then(There::draft);
         let _end = locked(overwritten.map(|draft| &draft.order)).await;
@@ -642,7 +660,7 @@ impl Writing {
             // The store is about to have the copy there. What was closed is in it first, and so no task puts it later.
             self.put_in_order(draft).await?;
         }
-        let replaces = other.as_ref().and_then(There::version);
+        let overwrites = other.as_ref().and_then(There::version);
         let end = |draft: Option<&Arc<Draft>>| {
             if let Some(draft) = draft {
                 self.discard(to, draft);
@@ -657,14 +675,12 @@ impl Writing {
                 if is_stored {
                     self.put_in_order(draft).await?;
                 }
-                let size = draft.file.metadata()?.len();
-                let version = match is_stored {
+                let copy = match is_stored {
                     true => {
-                        self.make_parents(to).await?;
-                        let version = store.copy(from, to, size).await?;
-                        self.keep_directory(parent).await?;
-                        store.remove(from).await?;
-                        Some(version)
+                        let had = draft.state().replaces.clone().ok_or(Errno::STALE)?;
+                        let to = (to, other.is_some());
+                        let version = self.move_version(parent, (from, &had), to).await?;
+                        Some((had, version))
                     }
                     false => None,
                 };
@@ -673,27 +689,28 @@ impl Writing {
                     // A put of what it takes the place of may have arrived.
                     draft.state().print = overwritten.and_then(|draft| draft.state().print);
                 }
-                let replaces = version.clone().or(replaces);
-                let is_draft = self.drafts.rename(draft, to, replaces)?;
+                let replaces = copy.as_ref().map(|(_, version)| version.clone());
+                let replaces = replaces.or(overwrites);
+                let is_draft = self.give_key(draft, to, replaces, overwritten)?;
                 // Only now: a crash leaves one of the two.
                 end(overwritten);
                 if is_draft {
+                    // A conflict has a name that a program gave it.
+                    draft.state().overtaken = None;
                     draft.attributes_changed()?;
-                } else if let Some(version) = version.clone() {
+                } else if let Some((had, version)) = copy.clone() {
                     // It has ended meanwhile, as a version of the cache.
-                    self.now_at(from, to, version);
+                    self.now_at((from, &had), (to, version));
                 }
-                version
+                copy.map(|(_, version)| version)
             }
             There::Facts(facts) => {
-                let size = facts.version.as_ref().map_or(0, |version| version.size);
-                self.make_parents(to).await?;
-                let version = store.copy(from, to, size).await?;
-                self.keep_directory(parent).await?;
-                store.remove(from).await?;
+                let had = facts.version.as_ref().ok_or(Errno::ISDIR)?;
+                let version = self.move_version(parent, (from, had), (to, other.is_some()));
+                let version = version.await?;
                 end(overwritten);
                 self.tree.renamed(from, to);
-                self.now_at(from, to, version.clone());
+                self.now_at((from, had), (to, version.clone()));
                 Some(version)
             }
         };
@@ -703,8 +720,54 @@ impl Writing {
         Ok(())
     }
 
-    /// An object was copied: its node and the pieces in the cache are the copy's.
-    fn now_at(&self, from: &str, to: &str, version: Version) {
+    /// Gives a draft another key, in the place of the draft `over`. Another one that has it by now goes beside.
+    fn give_key(
+        &self,
+        draft: &Arc<Draft>,
+        key: &str,
+        replaces: Option<Version>,
+        over: Option<&Arc<Draft>>,
+    ) -> Result<bool> {
+        loop {
+            match self.drafts.rename(draft, key, replaces.clone(), over) {
+                Err(error) if error == Errno::EXIST => match self.drafts.get(key) {
+                    Some(third) => self.overtaken(&third)?,
+                    None => {}
+                },
+                done => return done,
+            }
+        }
+    }
+
+    /// Copies an object and removes the original. The copy is the version `had`, because that is still there when it is removed.
+    ///
+    /// # Errors
+    /// ESTALE if another writer puts another version meanwhile: the kernel looks the name up again, and goes on with that.
+    async fn move_version(
+        &self,
+        parent: &Known,
+        (from, had): (&str, &Version),
+        (to, overwrites): (&str, bool),
+    ) -> Result<Version> {
+        let store = &self.fetch.store;
+        self.make_parents(to).await?;
+        let version = store.copy(from, to, had.size).await?;
+        self.keep_directory(parent).await?;
+        if store.remove_version(from, had).await? {
+            return Ok(version);
+        }
+        self.listings.forget(split(from).0);
+        self.listings.forget(split(to).0);
+        if !overwrites {
+            store.remove_version(to, &version).await?;
+        }
+        let why = format!("object {from:?} changed while it was renamed");
+        Err(Error::new(Errno::STALE, why).level(tracing::Level::INFO))
+    }
+
+    /// An object was copied: the node and the pieces in the cache of the version that it had are the copy's. A node of an older
+    /// version stays what it is.
+    fn now_at(&self, (from, had): (&str, &Version), (to, version): (&str, Version)) {
         let Some(known) = self.tree.at(to) else {
             return;
         };
@@ -713,13 +776,15 @@ impl Writing {
             return;
         }
         state.object = None;
+        if !state.version.as_ref().is_some_and(|known| known.is(had)) {
+            drop(state);
+            return self.tree.outdated(to);
+        }
+        self.fetch.cache.moved((from, had), (to, &version));
         // The copy has the time of now in the store.
         let mtime = state.mtime().unwrap_or_default();
         state.written = Some([mtime, timespec(SystemTime::now())]);
-        if let Some(had) = state.version.replace(version) {
-            let now = state.version.as_ref().expect("it was put there");
-            self.fetch.cache.moved((from, &had), (to, now));
-        }
+        state.version = Some(version);
         state.asked = Some(Instant::now());
     }
 }

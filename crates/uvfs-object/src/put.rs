@@ -134,27 +134,12 @@ impl Writing {
             let put = store.put(key, &draft.file, replaces, words, upload, tell);
             match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
-                Ok(None) => match store.stat(key).await?.map(|facts| facts.version) {
-                    // Gone: nothing is overwritten.
-                    None => {
-                        self.drafts.rename(draft, key, None)?;
-                    }
-                    // An earlier attempt arrived, and its answer got lost.
-                    Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
-                        let sums = Vec::new();
-                        return self.stored(draft, &before, Stored { version, sums });
-                    }
-                    Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
-                        draft.take_place_of(version)?;
-                    }
-                    // Another writer has put another version.
-                    Some(_) => {
-                        self.move_beside(draft, "conflict")?;
-                        store.counters.conflict();
-                        let mut state = draft.state();
-                        tracing::warn!("{}", conflict(key, &state.key));
-                        state.overtaken.get_or_insert(before.key);
-                    }
+                Ok(None) => match self.refused(draft, &before).await {
+                    Ok(false) => {}
+                    Ok(true) => return Ok(()),
+                    // Another writer changes it again and again.
+                    Err(error) if error == Errno::STALE => {}
+                    Err(error) => return Err(error),
                 },
                 Err(error) if error == Errno::AGAIN => {}
                 Err(error) => return Err(error),
@@ -162,6 +147,42 @@ impl Writing {
         }
         let why = format!("object {:?} changed during each put", draft.state().key);
         Err(Error::new(Errno::IO, why))
+    }
+
+    /// Finds out why the store refused a put. True if it has the draft.
+    async fn refused(&self, draft: &Arc<Draft>, before: &draft::State) -> Result<bool> {
+        let (store, key) = (&self.fetch.store, &before.key);
+        match store.stat(key).await?.map(|facts| facts.version) {
+            // Gone: nothing is overwritten.
+            None => {
+                self.drafts.rename(draft, key, None, None)?;
+            }
+            // An earlier attempt arrived, and its answer got lost.
+            Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
+                let sums = Vec::new();
+                self.stored(draft, before, Stored { version, sums })?;
+                return Ok(true);
+            }
+            Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
+                draft.take_place_of(version)?;
+            }
+            // Another writer has put another version.
+            Some(_) => {
+                self.overtaken(draft)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives a draft a name beside its own, because another file has that one.
+    pub(crate) fn overtaken(&self, draft: &Arc<Draft>) -> Result<()> {
+        let key = draft.state().key.clone();
+        self.move_beside(draft, "conflict")?;
+        self.fetch.store.counters.conflict();
+        let mut state = draft.state();
+        tracing::warn!("{}", conflict(&key, &state.key));
+        state.overtaken.get_or_insert(key);
+        Ok(())
     }
 
     /// Makes a directory, or removes a name.
@@ -186,7 +207,13 @@ impl Writing {
                 };
                 if same {
                     self.keep_parent(key).await?;
-                    store.remove(key).await?;
+                }
+                let removed = same
+                    && match &now {
+                        Some(now) => store.remove_version(key, now).await?,
+                        None => store.remove(key).await.map(|()| true)?,
+                    };
+                if removed {
                     self.changed(key, Now::Gone);
                 } else {
                     tracing::info!(key, "another writer has changed it: it is not removed");
@@ -241,10 +268,15 @@ impl Writing {
         Ok(())
     }
 
-    /// Notes a name that the store is to get or to lose, and has a task tell the store.
-    pub(crate) fn later(self: &Arc<Self>, state: draft::State) -> Result<()> {
+    /// Notes a name that the store is to get or to lose, in the place of the draft that had it, and has a task tell the store.
+    pub(crate) fn later(
+        self: &Arc<Self>,
+        state: draft::State,
+        over: Option<&Arc<Draft>>,
+    ) -> Result<()> {
         let draft = self.drafts.begin(state)?;
-        self.drafts.insert(draft.clone());
+        let inserted = self.drafts.insert(&draft, over);
+        inserted.inspect_err(|_| draft.discard())?;
         self.settle(&draft);
         Ok(())
     }
@@ -348,14 +380,14 @@ impl Writing {
     }
 
     /// Removes what a program had removed before it made the file anew that is given up.
-    pub(crate) fn give_name_back(self: &Arc<Self>, draft: &Draft) -> Result<()> {
+    pub(crate) fn give_name_back(self: &Arc<Self>, draft: &Arc<Draft>) -> Result<()> {
         let removal = {
             let state = draft.state();
             let mut removal = draft::change_of_name(&state.key, state.replaces.clone(), true);
             removal.print = state.print;
             Some(removal).filter(|_| state.anew)
         };
-        removal.map_or(Ok(()), |removal| self.later(removal))
+        removal.map_or(Ok(()), |removal| self.later(removal, Some(draft)))
     }
 
     /// Gives a draft the key of a new object, beside the one of its name.
@@ -368,9 +400,12 @@ impl Writing {
         }
         let (seconds, nanos) = timespec(SystemTime::now());
         let beside = format!("{directory}{}.{why}-{seconds}.{nanos:09}", &name[..kept]);
-        self.tree.renamed(&key, &beside);
+        let known = draft.state().node.upgrade();
+        if let Some(known) = known {
+            self.tree.moved(&known, &beside);
+        }
         self.listings.forget(directory);
-        self.drafts.rename(draft, &beside, None).map(drop)
+        self.drafts.rename(draft, &beside, None, None).map(drop)
     }
 
     /// The user metadata that a draft is put with.

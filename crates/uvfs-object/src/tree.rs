@@ -155,10 +155,12 @@ impl Tree {
         made
     }
 
-    /// Counts a lookup of a key that has a draft. `None` if the draft has ended meanwhile.
+    /// Counts a lookup of a key that has a draft, which leads to the node that programs write it by. `None` if the draft has
+    /// ended meanwhile.
     pub(crate) fn drafted(&self, key: &str, draft: &Arc<Draft>) -> Option<Arc<Known>> {
         let mut nodes = uvfs_sys::lock(&self.0);
-        let had = nodes.by_key.get(key).cloned();
+        // The kernel may have pages of another node of this key.
+        let had = draft.state().node.upgrade();
         let number = had.as_ref().map_or(nodes.next, |had| had.node.0);
         let known = had.unwrap_or_else(|| {
             let facts = Facts::from(Some(Version::default()));
@@ -194,6 +196,14 @@ impl Tree {
         }
     }
 
+    /// Notes that the node of a key has an older version than the store. Programs that have it open go on with that, opens ask
+    /// the store, and the next lookup makes a new node.
+    pub(crate) fn outdated(&self, key: &str) {
+        if let Some(known) = uvfs_sys::lock(&self.0).by_key.remove(key) {
+            known.state().asked = None;
+        }
+    }
+
     /// Gives the node of a key, or all nodes below a directory, another key. The node that had it loses its name.
     pub(crate) fn renamed(&self, from: &str, to: &str) {
         let mut nodes = uvfs_sys::lock(&self.0);
@@ -214,6 +224,20 @@ impl Tree {
             };
             nodes.by_key.insert(now, known);
         }
+    }
+
+    /// Gives a node another key.
+    pub(crate) fn moved(&self, known: &Arc<Known>, to: &str) {
+        let mut nodes = uvfs_sys::lock(&self.0);
+        let name = Name {
+            key: to.into(),
+            ino: ino(to),
+        };
+        let had = std::mem::replace(&mut *uvfs_sys::lock(&known.name), name);
+        if (nodes.by_key.get(&*had.key)).is_some_and(|now| Arc::ptr_eq(now, known)) {
+            nodes.by_key.remove(&*had.key);
+        }
+        nodes.by_key.insert(to.to_owned(), known.clone());
     }
 
     /// The kernel takes back lookups.

@@ -7,7 +7,7 @@ use std::io::ErrorKind as IoErrorKind;
 use std::os::unix::fs::FileExt;
 
 use futures_util::StreamExt;
-use opendal::options::{CopyOptions, WriteOptions};
+use opendal::options::{CopyOptions, DeleteOptions, WriteOptions};
 use opendal::{Buffer, EntryMode, ErrorKind, Metadata, Writer};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
@@ -26,11 +26,12 @@ const MOST_PARTS: u64 = 9_000;
 /// Bytes of the smallest piece, and bytes that are read from a file at a time to be compared.
 const BLOCK: usize = 1 << 16;
 
-/// Which conditions of puts the store keeps.
+/// Which conditions the store keeps: of puts, and of removals.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Conditions {
     if_match: bool,
     if_none_match: bool,
+    remove_if_match: bool,
 }
 
 /// An object that was put.
@@ -371,7 +372,31 @@ impl Store {
         }
     }
 
-    /// Removes an object, or the marker of a directory.
+    /// Removes an object if it is this version. False if another writer has put another one.
+    pub(crate) async fn remove_version(&self, key: &str, version: &Version) -> Result<bool> {
+        let if_match = version.etag.clone().filter(|_| self.puts.remove_if_match);
+        if if_match.is_none() {
+            match self.stat(key).await?.and_then(|facts| facts.version) {
+                Some(now) if !now.is(version) => return Ok(false),
+                None => return Ok(true),
+                Some(_) => {}
+            }
+        }
+        let how = DeleteOptions {
+            if_match,
+            ..DeleteOptions::default()
+        };
+        match self.within(self.operator.delete_options(key, how)).await {
+            // An earlier attempt may have arrived.
+            Err(error) if error.kind() == ErrorKind::ConditionNotMatch => {
+                Ok(self.stat(key).await?.is_none())
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(key, error)),
+            _ => Ok(true),
+        }
+    }
+
+    /// Removes an object, whatever its version, or the marker of a directory.
     pub(crate) async fn remove(&self, key: &str) -> Result<()> {
         match self.within(self.operator.delete(key)).await {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(key, error)),
@@ -393,8 +418,8 @@ impl Store {
         }
     }
 
-    /// The keys of all objects and markers below a directory.
-    pub(crate) async fn below(&self, directory: &str) -> Result<Vec<(String, u64)>> {
+    /// The keys and versions of all objects below a directory, and the keys of all markers.
+    pub(crate) async fn below(&self, directory: &str) -> Result<Vec<(String, Option<Version>)>> {
         let error = |error| failed(directory, error);
         let list = self.operator.lister_with(directory).recursive(true);
         let mut list = self.within(list).await.map_err(error)?;
@@ -404,11 +429,9 @@ impl Store {
             let Some(entry) = self.within(next).await.map_err(error)? else {
                 return Ok(found);
             };
-            let size = match entry.metadata().mode() {
-                EntryMode::DIR => 0,
-                _ => entry.metadata().content_length(),
-            };
-            found.push((entry.path().to_owned(), size));
+            let is_file = entry.metadata().mode() != EntryMode::DIR;
+            let version = is_file.then(|| Version::new(entry.metadata()));
+            found.push((entry.path().to_owned(), version));
         }
     }
 
@@ -450,6 +473,15 @@ impl Store {
             tracing::warn!(
                 "the store ignores {conditions}: versions are compared before each put, which another writer can overtake"
             );
+        }
+        if can.delete_with_if_match {
+            let how = DeleteOptions {
+                if_match: Some("\"another\"".to_owned()),
+                ..DeleteOptions::default()
+            };
+            let answer = self.within(self.operator.delete_options(&key, how)).await;
+            kept.remove_if_match =
+                answer.is_err_and(|error| error.kind() == ErrorKind::ConditionNotMatch);
         }
         self.remove(&key).await?;
         Ok(kept)

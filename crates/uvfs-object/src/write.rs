@@ -150,15 +150,25 @@ impl ObjectFs {
         }
         let _still = writing.moving.read().await;
         let mut state = known.state();
-        // It lost its name meanwhile.
-        if state.removed {
+        let named = if state.removed {
+            // It lost its name meanwhile.
             draft.state().removed = true;
             draft.discard();
+            Ok(true)
         } else {
             let version = state.version.clone();
-            writing.drafts.rename(&draft, &known.key(), version)?;
+            (writing.drafts).rename(&draft, &known.key(), version, None)
+        };
+        // Another writer changed the store, and then a program of this mount made the file anew.
+        let is_taken = matches!(&named, Err(error) if *error == Errno::EXIST);
+        if !is_taken {
+            named?;
         }
         state.draft = Some(draft.clone());
+        drop(state);
+        if is_taken {
+            writing.overtaken(&draft)?;
+        }
         Ok(draft)
     }
 

@@ -243,8 +243,15 @@ fn serve(client: &TcpStream, bucket: &Mutex<Bucket>) -> Option<()> {
             }
             Some(key) if method == "DELETE" => {
                 bucket.asked.push(format!("DELETE {key}"));
-                bucket.objects.remove(key);
-                ("204 No Content".to_owned(), Vec::new())
+                let had = bucket.objects.get(key).map(|had| had.etag.as_str());
+                let is_other = header("if-match").is_some_and(|etag| had != Some(etag));
+                match is_other && !bucket.unconditional {
+                    true => ("412 Precondition Failed".to_owned(), Vec::new()),
+                    false => {
+                        bucket.objects.remove(key);
+                        ("204 No Content".to_owned(), Vec::new())
+                    }
+                }
             }
             Some(key) if !key.is_empty() => {
                 bucket.asked.push(format!("{method} {key}"));

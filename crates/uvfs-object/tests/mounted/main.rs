@@ -419,6 +419,8 @@ fn over_s3() {
     let store = Seaweed::start();
     all(&store);
     writes::parts_go_while_a_file_is_written(&store);
+    pair::a_file_that_changed_is_renamed(&store);
+    pair::a_file_that_is_gone_is_made_anew(&store);
     pair::two_mounts_write(&store);
     writes::a_large_file_is_not_overwritten(&store);
     metadata::metadata_of_a_real_store(&store);

@@ -76,16 +76,10 @@ fn one_round(store: &(impl At + Sync), round: usize) -> (usize, usize) {
     let again = serve(&store.uri(), |_| {});
     let (objects, beside) = contents(&again, &dir);
     for told in &told {
-        for line in &told.done {
+        // A line of which close(2) said that another version is there is kept, too.
+        for line in told.done.iter().chain(&told.refused) {
             let is_there = objects.contains(line) || beside.contains(line);
             assert!(is_there, "{promises:?}, round {round}: {line:?} is nowhere");
-        }
-        for line in &told.refused {
-            let is_there = beside.contains(line);
-            assert!(
-                is_there,
-                "{promises:?}, round {round}: {line:?} is not beside"
-            );
         }
     }
     let done = told.iter().map(|told| told.done.len()).sum();
@@ -108,6 +102,61 @@ fn contents(served: &Served, dir: &str) -> (Vec<String>, Vec<String>) {
     (objects, beside)
 }
 
+/// What another mount put is what gets another name, and not what this mount had of it.
+pub fn a_file_that_changed_is_renamed(store: &impl At) {
+    let mounts = [0, 1].map(|_| serve(&store.uri(), |options| options.writes = Writes::Close));
+    for dir in [false, true] {
+        let (name, new) = match dir {
+            false => ("renamed", "renamed-new"),
+            true => ("in/renamed", "in-new/renamed"),
+        };
+        let [here, there] = mounts.each_ref().map(|mount| mount.at(name));
+        if dir {
+            fs::create_dir(mounts[0].at("in")).unwrap();
+        }
+        fs::write(&here, b"one\n").unwrap();
+        let open = File::open(&here).unwrap();
+        assert_eq!(fs::read(&here).unwrap(), b"one\n");
+        append(&there, "two", false).ok().unwrap();
+        match dir {
+            false => fs::rename(&here, mounts[0].at(new)).unwrap(),
+            true => fs::rename(mounts[0].at("in"), mounts[0].at("in-new")).unwrap(),
+        }
+        let moved = mounts[0].at(new);
+        append(&moved, "three", false).ok().unwrap();
+        assert_eq!(fs::read(&moved).unwrap(), b"one\ntwo\nthree\n");
+        assert_eq!(fs::read(mounts[1].at(new)).unwrap(), b"one\ntwo\nthree\n");
+        drop(open);
+    }
+}
+
+/// A file that is made after another mount removed the one of its name is a new one, and what a program writes to the old one is
+/// kept beside.
+pub fn a_file_that_is_gone_is_made_anew(store: &impl At) {
+    let mounts = [0, 1].map(|_| serve(&store.uri(), |options| options.writes = Writes::Close));
+    let [here, there] = mounts.each_ref().map(|mount| mount.at("gone"));
+    fs::write(&here, vec![b'x'; 5000]).unwrap();
+    let mut old = OpenOptions::new().append(true).open(&here).unwrap();
+    fs::remove_file(&there).unwrap();
+    append(&here, "new", false).ok().unwrap();
+    assert_eq!(fs::read(&here).unwrap(), b"new\n");
+    let mut both = OpenOptions::new().append(true).open(&here).unwrap();
+    both.write_all(b"both\n").unwrap();
+    old.write_all(b"old\n").unwrap();
+    assert_eq!(fs::read(&here).unwrap(), b"new\nboth\n");
+    close(both).unwrap();
+    assert_eq!(close(old).unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(mounts);
+    let again = serve(&store.uri(), |_| {});
+    assert_eq!(fs::read(again.at("gone")).unwrap(), b"new\nboth\n");
+    let beside = fs::read_dir(again.mounted.path()).unwrap();
+    let beside = beside.map(|entry| entry.unwrap().path());
+    let is_beside = |path: &std::path::PathBuf| path.to_str().unwrap().contains("gone.conflict-");
+    let beside: Vec<_> = beside.filter(is_beside).collect();
+    assert_eq!(beside.len(), 1);
+    assert!(fs::read(&beside[0]).unwrap().ends_with(b"xold\n"));
+}
+
 /// One writer: each of its calls adds one line, and keeps those that are there.
 fn write(dir: &Path, writer: usize, round: usize) -> Told {
     let mut random = Rng::with_seed((round * 2 * WRITERS + writer) as u64);
@@ -128,10 +177,12 @@ fn write(dir: &Path, writer: usize, round: usize) -> Told {
             Ok(()) => told.done.push(line),
             Err(Failed::Refused(line)) => told.refused.push(line),
             Err(Failed::Before(error)) => {
-                // Another writer has moved it away, or put a version while this one was opened.
-                let code = error.raw_os_error();
-                let known = [Some(libc::ESTALE), Some(libc::ENOENT), Some(libc::EEXIST)];
-                assert!(known.contains(&code), "{call}, {line}: {error}");
+                // Another writer has moved it away, or put a version while this one was opened. SeaweedFS fails to copy an object
+                // that is replaced meanwhile, now and then.
+                let code = error.raw_os_error().unwrap();
+                let renames = call >= 6 && code == libc::EIO;
+                let known = [libc::ESTALE, libc::ENOENT, libc::EEXIST];
+                assert!(known.contains(&code) || renames, "{call}, {line}: {error}");
             }
         }
     }

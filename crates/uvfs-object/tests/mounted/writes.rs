@@ -453,6 +453,8 @@ fn a_directory_of_the_host_is_written() {
 #[test]
 fn two_mounts_write_the_same_files() {
     if let Some(fake) = fake() {
+        crate::pair::a_file_that_changed_is_renamed(&fake);
+        crate::pair::a_file_that_is_gone_is_made_anew(&fake);
         crate::pair::two_mounts_write(&fake);
     }
 }

@@ -245,7 +245,7 @@ fn tree(at: &Path) -> BTreeMap<String, May> {
                     May::Directory
                 }
                 false => {
-                    let content = fs::read(entry.path()).unwrap();
+                    let content = read(&entry.path());
                     let byte = content.first().copied().unwrap_or_default();
                     let is_whole = content.iter().all(|one| *one == byte);
                     assert!(is_whole, "{name:?} is made of two files");
@@ -256,6 +256,16 @@ fn tree(at: &Path) -> BTreeMap<String, May> {
         }
     }
     all
+}
+
+/// A request of the killed server may reach the store only now: the version that was opened is gone then.
+fn read(path: &Path) -> Vec<u8> {
+    loop {
+        match fs::read(path) {
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
+            content => return content.unwrap(),
+        }
+    }
 }
 
 /// A process that makes calls.
