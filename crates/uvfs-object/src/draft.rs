@@ -43,8 +43,8 @@ const NONE: u32 = u32::MAX;
 
 /// A file's contents, which programs change.
 pub(crate) struct Draft {
-    /// The path of its files, without their extensions. `None` for one that no name leads to.
-    path: Option<PathBuf>,
+    /// The path of its files, without their extensions.
+    path: PathBuf,
     cache: Arc<Cache>,
     /// A closed file waits on the local disk: see [`Draft::keep`].
     back: bool,
@@ -152,6 +152,20 @@ impl State {
         !self.gone && !is_directory(&self.key)
     }
 
+    /// Has it take the place of an object that a program removed before, and that the store may still have.
+    pub(crate) fn take_place_of(&mut self, removal: Option<&Draft>) {
+        if let Some(removal) = removal {
+            let had = removal.state();
+            self.replaces = had.replaces.clone().filter(|_| had.is_dirty());
+            self.print = had.print;
+            self.anew = self.replaces.is_some();
+        }
+    }
+
+    pub(crate) fn order(&self) -> u32 {
+        self.order
+    }
+
     /// Whether the store has other contents.
     pub(crate) fn is_dirty(&self) -> bool {
         self.changes != self.stored && !self.removed
@@ -162,7 +176,7 @@ impl Draft {
     fn open(
         cache: Arc<Cache>,
         back: bool,
-        path: Option<PathBuf>,
+        path: PathBuf,
         file: File,
         state: State,
     ) -> io::Result<Self> {
@@ -187,8 +201,13 @@ impl Draft {
     }
 
     /// The file that the cache may take over.
-    pub(crate) fn path(&self) -> Option<PathBuf> {
-        Some(self.path.as_ref()?.with_extension("new"))
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.with_extension("new")
+    }
+
+    /// Whether it is a file that was made without a name, and may get one.
+    pub(crate) fn is_nameless(&self) -> bool {
+        self.state().removed && self.path().exists()
     }
 
     /// Notes a change of a range of bytes. Called before the change, so that the record has it, and again after it: a put that
@@ -216,20 +235,17 @@ impl Draft {
     /// Keeps what a program closed and the store does not have, before another program changes it: if that one is interrupted,
     /// this is what the file is.
     fn keep(&self) -> Result<()> {
-        let Some(path) = &self.path else {
-            return Ok(());
-        };
-        let (new, kept) = (path.with_extension("tmp"), path.with_extension("kept"));
+        let new = self.path.with_extension("tmp");
         let copy = || {
             let to = File::create(&new)?;
             match rustix::fs::ioctl_ficlone(&to, &self.file) {
                 Ok(()) => Ok(()),
-                Err(_) => std::fs::copy(path.with_extension("new"), &new).map(drop),
+                Err(_) => std::fs::copy(self.path(), &new).map(drop),
             }
         };
         let copied = self.cache.with_room(copy);
         copied.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        Ok(std::fs::rename(new, kept)?)
+        Ok(std::fs::rename(new, self.path.with_extension("kept"))?)
     }
 
     /// Has the cache count the bytes that it takes now.
@@ -273,8 +289,8 @@ impl Draft {
             state.wanted = state.changes;
             let kept = std::mem::take(&mut state.kept);
             self.note(&state)?;
-            if let Some(path) = self.path.as_ref().filter(|_| kept) {
-                cache::remove_or_warn(&path.with_extension("kept"));
+            if kept {
+                cache::remove_or_warn(&self.path.with_extension("kept"));
             }
         }
         Ok(state.clone())
@@ -315,10 +331,7 @@ impl Draft {
     /// Waits until the local disk has the file and its record.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()?;
-        let Some(path) = &self.path else {
-            return Ok(());
-        };
-        match File::open(path.with_extension("draft")) {
+        match File::open(self.path.with_extension("draft")) {
             Ok(record) => record.sync_all()?,
             // It has ended meanwhile: the store has it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -335,11 +348,11 @@ impl Draft {
     /// Brings the record up to date, in one step. Where only its tail changes, that is written over the old one: it lies in one
     /// sector. A file that takes another's place makes some file systems write its contents to the disk.
     fn note(&self, state: &State) -> Result<()> {
-        let Some(path) = self.path.as_ref().filter(|_| !state.removed) else {
+        if state.removed {
             return Ok(());
-        };
+        }
         let record = record(state).ok_or(Errno::NAMETOOLONG)?;
-        let (new, place) = (path.with_extension("tmp"), path.with_extension("draft"));
+        let [new, place] = ["tmp", "draft"].map(|end| self.path.with_extension(end));
         let (header, tail) = record.split_at(ENTRIES as usize);
         let header = HEADED | u64::from(crc32c::crc32c(header));
         if self.header.load(Ordering::Relaxed) == header {
@@ -360,11 +373,8 @@ impl Draft {
 
     /// Removes the record and, if it is still there, the data file. What is open stays readable.
     pub(crate) fn discard(&self) {
-        let Some(path) = &self.path else {
-            return;
-        };
         for extension in ["draft", "new", "kept"] {
-            cache::remove_or_warn(&path.with_extension(extension));
+            cache::remove_or_warn(&self.path.with_extension(extension));
         }
     }
 }
@@ -373,6 +383,9 @@ impl Drop for Draft {
     fn drop(&mut self) {
         self.cache
             .drafted(0, self.counted.swap(0, Ordering::Relaxed));
+        if self.state().removed {
+            cache::remove_or_warn(&self.path());
+        }
     }
 }
 
@@ -428,23 +441,15 @@ impl Drafts {
         })
     }
 
-    /// Begins an empty draft. One that no name leads to has no record.
+    /// Begins an empty draft. One that no name leads to has no record, so the next mount removes its file.
     pub(crate) fn begin(&self, mut state: State) -> Result<Arc<Draft>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         state.order = number as u32;
-        let (cache, path) = (
-            self.cache.clone(),
-            self.cache.root().join(format!("{number:016x}")),
-        );
-        let new = path.with_extension("new");
+        let path = self.cache.root().join(format!("{number:016x}"));
         let mut how = OpenOptions::new();
         how.read(true).write(true).create_new(true).mode(0o600);
-        let file = how.open(&new)?;
-        if state.removed {
-            std::fs::remove_file(&new)?;
-            return Ok(Arc::new(Draft::open(cache, self.back, None, file, state)?));
-        }
-        let draft = Draft::open(cache, self.back, Some(path), file, state)?;
+        let file = how.open(path.with_extension("new"))?;
+        let draft = Draft::open(self.cache.clone(), self.back, path, file, state)?;
         let noted = draft.note(&draft.state());
         noted.inspect_err(|_| draft.discard())?;
         Ok(Arc::new(draft))
@@ -610,7 +615,7 @@ fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Dra
     };
     match file.filter(|_| state.is_dirty()) {
         Some(file) => {
-            let draft = Draft::open(cache.clone(), back, Some(path), file, state)?;
+            let draft = Draft::open(cache.clone(), back, path, file, state)?;
             draft.note(&draft.state())?;
             draft.count()?;
             Ok(Some(draft))

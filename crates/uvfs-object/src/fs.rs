@@ -456,6 +456,14 @@ impl ObjectFs {
         }
     }
 
+    /// Opens a file that has just been made.
+    fn open_new(&self, known: Arc<Known>, how: &OpenHow) -> Result<(Entry, Opened)> {
+        let entry = self.entry(&known);
+        let opened = self.open_file(known.clone(), how.flags, how.origin);
+        let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
+        Ok((entry, Opened::new(fh).with_flags(OpenFlags::KEEP_CACHE)))
+    }
+
     /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
     /// either by a backing file or by its own pages.
     fn begin_use(&self, known: &Known, flags: OFlags, origin: Origin) -> Result<By> {
@@ -880,10 +888,17 @@ impl FileSystem for ObjectFs {
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
         let known = self.make_file(cx, parent, name, posix_of(cx, new)).await?;
-        let entry = self.entry(&known);
-        let opened = self.open_file(known.clone(), how.flags, how.origin);
-        let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
-        Ok((entry, Opened::new(fh).with_flags(OpenFlags::KEEP_CACHE)))
+        self.open_new(known, how)
+    }
+
+    async fn tmpfile(
+        &self,
+        cx: &Context,
+        parent: Node,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        self.open_new(self.make_nameless(parent, posix_of(cx, new))?, how)
     }
 
     async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
@@ -909,10 +924,8 @@ impl FileSystem for ObjectFs {
         Ok(self.entry(&*self.make_node(cx, parent, name, target, posix).await?))
     }
 
-    async fn link(&self, _: &Context, _: Node, _: Node, _: &CStr) -> Result<Entry> {
-        self.writing()?;
-        // As file systems without hard links answer, so that programs take another way.
-        Err(Errno::PERM.into())
+    async fn link(&self, cx: &Context, node: Node, parent: Node, name: &CStr) -> Result<Entry> {
+        Ok(self.entry(&*self.give_name(cx, node, parent, name).await?))
     }
 
     async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, _: &NewNode) -> Result<Entry> {

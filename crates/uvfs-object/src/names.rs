@@ -285,12 +285,7 @@ impl ObjectFs {
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
         let mut begun = draft::state(&key, None, posix, 1);
-        if let Some(removal) = removal.as_ref() {
-            let had = removal.state();
-            begun.replaces = had.replaces.clone().filter(|_| had.is_dirty());
-            begun.print = had.print;
-            begun.anew = begun.replaces.is_some();
-        }
+        begun.take_place_of(removal.as_deref());
         let draft = writing.drafts.begin(begun)?;
         // A program that has another file of this name open may have begun to write it.
         let inserted = writing.drafts.insert(&draft, removal.as_ref());
@@ -301,6 +296,64 @@ impl ObjectFs {
         }
         let known = self.tree.drafted(&key, &draft);
         Ok(known.expect("it has not ended"))
+    }
+
+    /// Begins a file without a name (O_TMPFILE).
+    pub(crate) fn make_nameless(&self, parent: Node, posix: Posix) -> Result<Arc<Known>> {
+        let (writing, parent) = (self.writing()?, self.known(parent)?);
+        let posix = match self.options.metadata {
+            true => posix,
+            false => Posix::default(),
+        };
+        let mut begun = draft::state(&parent.key(), None, posix, 1);
+        begun.removed = true;
+        let draft = writing.drafts.begin(begun)?;
+        // No name has a component of this length.
+        let key = format!("{}{:0300}", parent.key(), draft.state().order());
+        let known = self.tree.drafted(&key, &draft);
+        self.tree.removed(&key);
+        Ok(known.expect("it has not ended"))
+    }
+
+    /// Gives a file that was made without a name its name. Other hard links are refused as file systems without them do, so that
+    /// programs take another way.
+    pub(crate) async fn give_name(
+        &self,
+        cx: &Context,
+        node: Node,
+        parent: Node,
+        name: &CStr,
+    ) -> Result<Arc<Known>> {
+        let (writing, known) = (self.writing()?, self.known(node)?);
+        let draft = known.state().draft.clone();
+        let draft = draft.filter(|draft| draft.is_nameless());
+        let draft = draft.ok_or(Errno::PERM)?;
+        let (_, key, there) = self.named(cx, parent, name).await?;
+        if there.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        if !self.fetch.store.takes(&key) {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        self.end_removal(cx, format!("{key}/")).await?;
+        let _still = writing.moving.read().await;
+        let removal = writing.drafts.removal(&key);
+        let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
+        let replaces = {
+            let mut state = draft.state();
+            state.take_place_of(removal.as_deref());
+            state.removed = false;
+            state.replaces.clone()
+        };
+        let named = (writing.drafts).rename(&draft, &key, replaces, removal.as_ref());
+        named.inspect_err(|_| draft.state().removed = true)?;
+        if let Some(removal) = removal.as_ref() {
+            writing.discard(&key, removal);
+        }
+        self.tree.moved(&known, &key);
+        known.state().removed = false;
+        self.tree.remember(node)?;
+        Ok(known)
     }
 
     /// Makes a file with contents: one that is no regular one is an object whose metadata has the type.

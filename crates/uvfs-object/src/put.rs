@@ -530,10 +530,10 @@ impl Writing {
                     known.asked = Some(Instant::now());
                 }
             }
-            let taken = match (draft.path(), &state.replaces) {
-                (Some(path), Some(version)) if !state.removed && state.is_file() => {
+            let taken = match &state.replaces {
+                Some(version) if !state.removed && state.is_file() => {
                     let cache = &self.fetch.cache;
-                    cache.adopt(&path, &state.key, version, &state.sums)
+                    cache.adopt(&draft.path(), &state.key, version, &state.sums)
                 }
                 _ => Ok(()),
             };

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,6 +34,7 @@ pub fn all(store: &(impl At + Sync)) {
     names_change(store);
     an_open_file_outlives_its_name(store);
     a_mapping_is_stored(store);
+    a_file_without_a_name_gets_one(store);
     for writes in [Writes::Close, Writes::Back] {
         random_changes(store, writes, Duration::ZERO);
         random_changes(store, writes, Duration::from_secs(600));
@@ -285,6 +286,53 @@ fn an_open_file_outlives_its_name(store: &impl At) {
     assert_eq!(fs::read(again.at("over")).unwrap(), b"other");
     let gone = fs::metadata(again.at("open")).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
+}
+
+/// A file without a name (O_TMPFILE) is nowhere until a program gives it one.
+fn a_file_without_a_name_gets_one(store: &impl At) {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+    for writes in [Writes::Close, Writes::Back] {
+        let served = serve(&store.uri(), |options| options.writes = writes);
+        let root = served.mounted.path();
+        let make = || {
+            let flags = OFlags::TMPFILE | OFlags::RDWR;
+            File::from(open(root, flags, Mode::from_raw_mode(0o600)).unwrap())
+        };
+        let link = |file: &File, to: &str| {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, path, CWD, served.at(to), AtFlags::SYMLINK_FOLLOW)
+        };
+        let before = listing(root);
+        let (mut file, mut other) = (make(), make());
+        other.write_all(b"for nothing").unwrap();
+        other.sync_all().unwrap();
+        file.write_all(b"begun").unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        assert_eq!(listing(root), before);
+        fs::write(served.at("there"), b"there").unwrap();
+        assert_eq!(
+            link(&file, "there").unwrap_err().raw_os_error(),
+            libc::EEXIST
+        );
+        fs::remove_file(served.at("there")).unwrap();
+        link(&file, "there").unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 1);
+        file.write_all(b", and done").unwrap();
+        assert_eq!(fs::read(served.at("there")).unwrap(), b"begun, and done");
+        assert_eq!(
+            link(&file, "twice").unwrap_err().raw_os_error(),
+            libc::EPERM
+        );
+        close(file).unwrap();
+        drop(other);
+        drop(served);
+        assert_eq!(stored(store, "there"), b"begun, and done");
+        let served = serve(&store.uri(), |_| {});
+        assert_eq!(listing(served.mounted.path()).len(), before.len() + 1);
+        drop(served);
+        store.remove("there");
+    }
 }
 
 /// Stores through a mapping, also after close(2), reach the store.
