@@ -22,7 +22,7 @@ use crate::cache::{self, Cache, is_record, number, remove};
 use crate::fs::SECTOR;
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
-use crate::store::{Version, is_directory};
+use crate::store::{Facts, Version, is_directory};
 use crate::tree::Known;
 use crate::upload::{PART, Print, Upload};
 
@@ -205,6 +205,14 @@ impl Draft {
         self.path.with_extension("new")
     }
 
+    /// What a lookup says of a directory that is to be made.
+    pub(crate) fn directory(&self) -> Facts {
+        Facts {
+            version: None,
+            posix: self.state().posix,
+        }
+    }
+
     /// Whether it is a file that was made without a name, and may get one.
     pub(crate) fn is_nameless(&self) -> bool {
         self.state().removed && self.path().exists()
@@ -310,6 +318,13 @@ impl Draft {
     pub(crate) fn about_to_put(&self, print: Print) -> Result<()> {
         let mut state = self.state();
         state.print = Some(print);
+        self.note(&state)
+    }
+
+    /// Notes what attributes a directory is to be made with.
+    pub(crate) fn set_attributes(&self, posix: Posix) -> Result<()> {
+        let mut state = self.state();
+        state.posix = posix;
         self.note(&state)
     }
 
@@ -657,6 +672,14 @@ pub(crate) fn change_of_name(key: &str, replaces: Option<Version>, gone: bool) -
         wanted: 1,
         gone,
         ..state(key, replaces, Posix::default(), 1)
+    }
+}
+
+/// A directory that is made.
+pub(crate) fn directory(key: &str, posix: Posix) -> State {
+    State {
+        posix,
+        ..change_of_name(key, None, false)
     }
 }
 

@@ -298,10 +298,14 @@ impl ObjectFs {
     /// Asks the store for the attributes of each key. A key gives `None` if its object is gone, or if the store shows it in
     /// listings alone.
     async fn facts(&self, cx: &Context, keys: Vec<String>) -> Result<Vec<Option<Facts>>> {
-        let store = self.fetch.store.clone();
+        let (store, writing) = (self.fetch.store.clone(), self.writing.clone());
         let ask = move |key: String| {
             let store = store.clone();
+            let made = writing.as_ref().and_then(|writing| writing.made(&key));
             async move {
+                if let Some(made) = made {
+                    return Ok(Some(made.directory()));
+                }
                 match store.facts(&key).await {
                     Err(error) if error == Errno::ACCESS => Ok(None),
                     found => found,
@@ -928,8 +932,13 @@ impl FileSystem for ObjectFs {
         Ok(self.entry(&*self.give_name(cx, node, parent, name).await?))
     }
 
-    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, _: &NewNode) -> Result<Entry> {
-        Ok(self.entry(&*self.make_directory(cx, parent, name).await?))
+    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
+        let posix = posix_of(cx, new);
+        let posix = Posix {
+            special: None,
+            ..posix
+        };
+        Ok(self.entry(&*self.make_directory(cx, parent, name, posix).await?))
     }
 
     async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {

@@ -61,7 +61,7 @@ impl Writing {
             match is_file {
                 _ if is_gone => gone = Some(None),
                 true => return Some(Some(There::Draft(draft))),
-                false => return Some(Some(There::Facts(Facts::default()))),
+                false => return Some(Some(There::Facts(draft.directory()))),
             }
         }
         gone
@@ -87,8 +87,16 @@ impl Writing {
 
     /// Whether a directory was made, and the store does not have it yet.
     pub(crate) fn is_new(&self, directory: &str) -> bool {
-        let made = self.drafts.get(directory);
-        made.is_some_and(|made| {
+        self.made(directory).is_some()
+    }
+
+    /// The draft of such a directory.
+    pub(crate) fn made(&self, directory: &str) -> Option<Arc<Draft>> {
+        let made = self
+            .drafts
+            .get(directory)
+            .filter(|_| is_directory(directory));
+        made.filter(|made| {
             let state = made.state();
             !state.gone && state.is_dirty()
         })
@@ -389,6 +397,7 @@ impl ObjectFs {
         cx: &Context,
         parent: Node,
         name: &CStr,
+        posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?.clone(), self.known(parent)?);
         let key = format!("{}/", new_key(&parent, name)?);
@@ -397,6 +406,10 @@ impl ObjectFs {
         }
         self.end_removal(cx, key.trim_end_matches('/').to_owned())
             .await?;
+        let posix = match self.options.metadata {
+            true => posix,
+            false => Posix::default(),
+        };
         let (made, asked) = (key.clone(), Instant::now());
         let task = async move {
             let _still = writing.moving.read().await;
@@ -404,20 +417,24 @@ impl ObjectFs {
                 true => {
                     let removal = writing.drafts.removal(&made);
                     let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
-                    let directory = draft::change_of_name(&made, None, false);
+                    let directory = draft::directory(&made, posix);
                     writing.later(directory, removal.as_ref())?;
                     if let Some(removal) = removal.as_ref() {
                         writing.discard(&made, removal);
                     }
                 }
-                false => writing.fetch.store.make_directory(&made).await?,
+                false => writing.fetch.store.make_directory(&made, &posix).await?,
             }
             writing.changed(&made, Now::Directory);
             Ok(())
         };
         self.ask(cx, task).await?;
         self.listings.begin(&key);
-        let known = self.tree.looked_up(key, Facts::default(), asked);
+        let facts = Facts {
+            version: None,
+            posix,
+        };
+        let known = self.tree.looked_up(key, facts, asked);
         let mut state = known.state();
         state.marked = true;
         state.written = Some([timespec(SystemTime::now()); 2]);
@@ -615,7 +632,8 @@ impl ObjectFs {
                 async move {
                     Ok::<_, Error>(match had {
                         None => {
-                            store.make_directory(&to).await?;
+                            let had = store.facts(&key).await?.unwrap_or_default();
+                            store.make_directory(&to, &had.posix).await?;
                             None
                         }
                         Some(had) => {
@@ -628,7 +646,9 @@ impl ObjectFs {
             let copies = stream::iter(copies).buffer_unordered(requests);
             let copies: Vec<_> = copies.try_collect().await?;
             let mut copies: HashMap<_, _> = copies.into_iter().flatten().collect();
-            store.make_directory(&to).await?;
+            if below.iter().all(|(key, _)| *key != from) {
+                store.make_directory(&to, &Posix::default()).await?;
+            }
             writing.keep_directory(&parent).await?;
             let originals = copies.iter();
             let originals = originals.map(|(key, (had, _))| (key.clone(), had.clone()));

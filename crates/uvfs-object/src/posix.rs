@@ -56,9 +56,9 @@ impl Posix {
 }
 
 impl Posix {
-    /// The metadata of a file with these attributes, as s3fs writes it.
-    pub(crate) fn words(&self) -> HashMap<String, String> {
-        let (kind, rdev) = self.special.unwrap_or((FileType::RegularFile, 0));
+    /// The metadata of a file with these attributes, or of a directory, as s3fs writes it.
+    pub(crate) fn words(&self, kind: FileType) -> HashMap<String, String> {
+        let (kind, rdev) = self.special.unwrap_or((kind, 0));
         let mode = self.mode.map(|mode| kind.as_raw_mode() | mode);
         let number = |value: Option<u32>| value.map(|value| value.to_string());
         let time = |(seconds, nanos): Time| match (seconds, nanos) {

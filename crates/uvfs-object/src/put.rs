@@ -189,7 +189,7 @@ impl Writing {
     async fn make_or_remove(&self, draft: &Draft, before: &draft::State) -> Result<()> {
         let (store, key) = (&self.fetch.store, &before.key);
         match before.gone {
-            false => store.make_directory(key).await?,
+            false => store.make_directory(key, &before.posix).await?,
             true if is_directory(key) && self.drafts.below(key).len() > 1 => {
                 let why = format!("{key:?} is removed when the names in it are");
                 return Err(Error::new(Errno::BUSY, why));
@@ -418,7 +418,7 @@ impl Writing {
             mtime: Some(mtime),
             ..state.posix
         };
-        Ok(Some(posix.words()))
+        Ok(Some(posix.words(FileType::RegularFile)))
     }
 
     /// Whether parts of files are sent while programs write them. An object's metadata goes with the first part, and has the time

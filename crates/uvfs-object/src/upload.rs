@@ -8,13 +8,17 @@ use std::os::unix::fs::FileExt;
 
 use futures_util::StreamExt;
 use opendal::options::{CopyOptions, DeleteOptions, WriteOptions};
+use opendal::raw::oio::Write;
+use opendal::raw::{OpWrite, Service};
 use opendal::{Buffer, EntryMode, ErrorKind, Metadata, Writer};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use uvfs_server::fs::{Error, Result};
 
 use crate::map::piece_log;
+use crate::posix::Posix;
 use crate::store::{Store, Version, failed};
 
 /// Bytes of one part of an upload, at least. Smaller objects are put by one request.
@@ -404,17 +408,30 @@ impl Store {
         }
     }
 
-    /// Puts the marker of a directory.
-    pub(crate) async fn make_directory(&self, key: &str) -> Result<()> {
-        let made = self.within(self.operator.create_dir(key)).await;
+    /// Puts the marker of a directory, with attributes if they count.
+    pub(crate) async fn make_directory(&self, key: &str, posix: &Posix) -> Result<()> {
+        let made = match self.metadata && *posix != Posix::default() {
+            true => self.within(self.put_marker(key, posix)).await,
+            false => self.within(self.operator.create_dir(key)).await,
+        };
         made.map_err(|error| failed(key, error))
+    }
+
+    /// OpenDAL's operator writes no object whose key is a directory's, and its services do.
+    async fn put_marker(&self, key: &str, posix: &Posix) -> opendal::Result<()> {
+        let service = self.operator.service();
+        let how = options(Some(posix.words(FileType::Directory)));
+        let (how, _) = OpWrite::from_options(&service.capability(), how)?;
+        let mut writer = service.write(self.operator.context(), key, how)?;
+        writer.write(Buffer::new()).await?;
+        writer.close().await.map(drop)
     }
 
     /// Puts the marker of a directory that has none. The root needs none.
     pub(crate) async fn mark(&self, key: &str) -> Result<()> {
         match key.is_empty() || self.stat(key).await?.is_some() {
             true => Ok(()),
-            false => self.make_directory(key).await,
+            false => self.make_directory(key, &Posix::default()).await,
         }
     }
 

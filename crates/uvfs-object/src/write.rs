@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use futures_util::future::OptionFuture;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -15,6 +15,7 @@ use uvfs_server::fs::*;
 use crate::draft::{self, Draft};
 use crate::fs::{ObjectFs, Open};
 use crate::object::{Fetch, Object};
+use crate::posix::Posix;
 use crate::put::{Writing, conflict};
 use crate::tree::Known;
 
@@ -281,6 +282,26 @@ impl ObjectFs {
         }
     }
 
+    /// The store gets them at once, unless it has yet to get the directory.
+    async fn set_directory(&self, cx: &Context, known: Arc<Known>, posix: Posix) -> Result<()> {
+        let writing = self.writing()?.clone();
+        let task = async move {
+            let _still = writing.moving.read().await;
+            let key = known.key();
+            let made = writing.made(&key);
+            let _order = locked(made.as_ref().map(|made| &made.order)).await;
+            match made.as_ref().filter(|_| writing.is_new(&key)) {
+                Some(made) => made.set_attributes(posix)?,
+                None => writing.fetch.store.make_directory(&key, &posix).await?,
+            }
+            let mut state = known.state();
+            (state.posix, state.asked) = (posix, Some(Instant::now()));
+            state.marked = true;
+            Ok(())
+        };
+        self.ask(cx, task).await
+    }
+
     pub(crate) async fn set(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<()> {
         let (known, metadata) = (self.known(node)?, self.options.metadata);
         self.writing()?;
@@ -295,8 +316,16 @@ impl ObjectFs {
             Err(Error::new(Errno::PERM, why).level(tracing::Level::INFO))
         };
         if known.is_directory() {
+            let posix = Posix {
+                mode: mode.or(Some(now.mode & 0o7777)),
+                uid: uid.or(Some(now.uid)),
+                gid: gid.or(Some(now.gid)),
+                ..Posix::default()
+            };
             return match owners {
-                true => refuse("a directory's mode and owner are those of the mount's options"),
+                true if !metadata => refuse("modes and owners are kept with -o metadata alone"),
+                true if known.node == ROOT => refuse("the root's are those of the options"),
+                true => self.set_directory(cx, known, posix).await,
                 // Its times are the mount's.
                 false => Ok(()),
             };

@@ -920,7 +920,6 @@ fn attributes_are_kept_or_refused() {
     let served = kept(Writes::Close);
     let shown = |served: &Served, path: &str| {
         let found = fs::symlink_metadata(served.at(path)).unwrap();
-        use std::os::unix::fs::MetadataExt;
         (
             found.mode(),
             found.uid(),
@@ -957,6 +956,52 @@ fn attributes_are_kept_or_refused() {
         Path::new("a/target")
     );
     assert_eq!(fs::read(served.at("plain")).unwrap(), b"1");
+}
+
+/// Modes and owners of directories are in the metadata of their markers, as s3fs has them.
+#[test]
+fn attributes_of_directories_are_kept() {
+    let Some(fake) = fake() else { return };
+    for writes in [Writes::Close, Writes::Back] {
+        let served = serve(&fake.uri(), |options| {
+            (options.metadata, options.writes) = (true, writes)
+        });
+        let at = |path: &str| served.at(path).to_str().unwrap().to_owned();
+        let run = |command: &[&str]| {
+            let done = Command::new(command[0]).args(&command[1..]).status();
+            assert!(done.unwrap().success(), "{command:?}");
+        };
+        let shown = |served: &Served, path: &str| {
+            let found = fs::metadata(served.at(path)).unwrap();
+            (found.mode(), found.uid(), found.gid())
+        };
+        run(&["mkdir", "-m", "750", &at("made")]);
+        assert_eq!(shown(&served, "made").0, 0o040_750);
+        run(&["mkdir", &at("made/in")]);
+        run(&["chmod", "2711", &at("made/in")]);
+        run(&["chown", "7:8", &at("made/in")]);
+        assert_eq!(shown(&served, "made/in"), (0o042_711, 7, 8));
+        // As a listing has it.
+        run(&["ls", "-lR", &at("")]);
+        assert_eq!(shown(&served, "made/in"), (0o042_711, 7, 8));
+        run(&["mv", &at("made"), &at("moved")]);
+        assert_eq!(shown(&served, "moved/in"), (0o042_711, 7, 8));
+        run(&["chmod", "700", &at("moved")]);
+        drop(served);
+        let word = |key: &str, name: &str| {
+            let bucket = fake.bucket();
+            let words = &bucket.objects[key].metadata;
+            let word = words.iter().find(|(word, _)| word == name);
+            word.map(|(_, value)| value.clone())
+        };
+        assert_eq!(word("p/moved/", "mode").as_deref(), Some("16832"));
+        assert_eq!(word("p/moved/in/", "uid").as_deref(), Some("7"));
+        let served = serve(&fake.uri(), |options| options.metadata = true);
+        assert_eq!(shown(&served, "moved").0, 0o040_700);
+        assert_eq!(shown(&served, "moved/in"), (0o042_711, 7, 8));
+        drop(served);
+        fake.bucket().objects.clear();
+    }
 }
 
 /// A full disk is ENOSPC where it is full, and leaves nothing behind: what the cache holds makes room for what is written.
