@@ -284,7 +284,7 @@ impl ObjectFs {
 
     /// The store gets them at once, unless it has yet to get the directory.
     async fn set_directory(&self, cx: &Context, known: Arc<Known>, posix: Posix) -> Result<()> {
-        let writing = self.writing()?.clone();
+        let (writing, now) = (self.writing()?.clone(), self.attr(&known));
         let task = async move {
             let _still = writing.moving.read().await;
             let key = known.key();
@@ -297,6 +297,8 @@ impl ObjectFs {
             let mut state = known.state();
             (state.posix, state.asked) = (posix, Some(Instant::now()));
             state.marked = true;
+            let mtime = (now.mtime.cast_signed(), now.mtimensec);
+            state.written = Some([mtime, timespec(SystemTime::now())]);
             Ok(())
         };
         self.ask(cx, task).await
