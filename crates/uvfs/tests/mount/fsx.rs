@@ -1,6 +1,8 @@
 //! fsx: random reads, writes, mappings, truncations and holes in one file, each read verified.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use crate::harness::*;
 
@@ -35,24 +37,63 @@ fn exercise(transport: Transport, option: &str) {
         false => (8_000, 2, 10, LATER),
     };
     let served = Served::new(&Serve::over(transport).option(option));
-    let configuration = served.scratch.path("configuration");
-    fs::write(
-        &configuration,
-        CONFIGURATION.replace("{mapread}", &mapread.to_string()),
-    )
-    .unwrap();
+    let configuration = CONFIGURATION.replace("{mapread}", &mapread.to_string());
+    fs::write(served.scratch.path("configuration"), configuration).unwrap();
     for seed in 1..=seeds {
-        let mut fsx = command(tool("fsx"), ["-q", "-N"]);
-        fsx.arg(operations.to_string())
-            .args(["-S", &seed.to_string(), "-P"]);
-        fsx.arg(served.scratch.path(""))
-            .arg("-f")
-            .arg(&configuration);
+        let mut fsx = fsx(&served.scratch, operations, seed);
         fsx.arg(served.at(&format!("file.{seed}")));
         let outcome = served.mount.run_within(limit, &mut fsx);
         assert!(outcome.status.success(), "seed {seed}: {outcome}");
     }
     served.mount.unmount();
+}
+
+/// The command, without the file. Its configuration has to be in `scratch`.
+fn fsx(scratch: &Scratch, operations: u32, seed: u32) -> Command {
+    let mut fsx = command(tool("fsx"), ["-q", "-N"]);
+    fsx.args([operations.to_string(), "-S".into(), seed.to_string()]);
+    fsx.arg("-P").arg(scratch.path(""));
+    fsx.arg("-f").arg(scratch.path("configuration"));
+    fsx
+}
+
+/// What fsx left on a mount of an object store is what the next mount has, and one with an empty cache.
+#[cfg(feature = "object")]
+#[test]
+fn reads_back_from_stores() {
+    let need = [Need::Mount(Transport::Dev), Need::Tool("fsx"), Need::Uvfs];
+    if !has(&need) {
+        return;
+    }
+    let (operations, seeds) = if full() { (2_500, 20) } else { (600, 2) };
+    for promise in ["write=close", "write=back"] {
+        let fake = crate::fake::Fake::start();
+        let uri = crate::stores::At::uri(&fake).replacen("/p?", "/p/?", 1);
+        let (uri, scratch) = (Path::new(&uri), Scratch::new());
+        let configuration = CONFIGURATION.replace("{mapread}", "1");
+        fs::write(scratch.path("configuration"), configuration).unwrap();
+        let over = |cache: &str| {
+            let cache = format!("cache_dir={}", scratch.path(cache).display());
+            Serve::over(Transport::Dev).option(&cache)
+        };
+        let (at, serve) = (scratch.dir("mount"), over("cache").option(promise));
+        for seed in 1..=seeds {
+            let mount = Mount::new(&serve, uri, &at);
+            let file = at.join("file");
+            let outcome = mount.run_within(LATER, fsx(&scratch, operations, seed).arg(&file));
+            assert!(
+                outcome.status.success(),
+                "{promise}, seed {seed}: {outcome}"
+            );
+            let left = fs::read(&file).unwrap();
+            mount.unmount().ok();
+            for serve in [&serve, &over("other")] {
+                let mount = Mount::new(serve, uri, &at);
+                assert!(fs::read(&file).unwrap() == left, "{promise}, seed {seed}");
+                mount.unmount().ok();
+            }
+        }
+    }
 }
 
 /// A random mix of writes, truncations, holes and mappings reads back what was written.
