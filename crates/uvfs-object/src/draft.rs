@@ -11,12 +11,12 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{FallocateFlags, FileType, Mode};
 use uvfs_io::ops;
-use uvfs_server::fs::{Errno, Result};
+use uvfs_server::fs::{Errno, Error, Result};
 
 use crate::cache::{self, Cache, is_record, number, remove};
 use crate::fs::SECTOR;
@@ -36,6 +36,7 @@ const GONE: u32 = 8;
 const KEPT: u32 = 16;
 const PRINT: u32 = 32;
 const ANEW: u32 = 64;
+const STREAMED: u32 = 128;
 /// The bit of [`Draft::header`] that says that there is one.
 const HEADED: u64 = 1 << 32;
 /// Stands for an attribute that the record does not have.
@@ -61,6 +62,8 @@ pub(crate) struct Draft {
     header: AtomicU64,
     /// Bytes that the cache counts for it.
     counted: AtomicU64,
+    /// The thread that wrote it last.
+    pub(crate) writer: AtomicU32,
     /// The upload of [`Parts`].
     pub(crate) upload: tokio::sync::Mutex<Option<Upload>>,
 }
@@ -116,6 +119,8 @@ pub(crate) struct Parts {
     over: bool,
     /// A program changed what was sent.
     pub(crate) changed: bool,
+    /// Bytes that the local disk has no more: the file is larger than the cache, and streams through it.
+    dropped: u64,
 }
 
 impl Parts {
@@ -131,6 +136,15 @@ impl Parts {
 
     pub(crate) fn is_begun(&self) -> bool {
         self.sent > 0
+    }
+
+    pub(crate) fn is_streamed(&self) -> bool {
+        self.dropped > 0
+    }
+
+    /// Whether programs are so far ahead of what was sent that they have to wait if there is no room.
+    fn is_behind(&self) -> bool {
+        self.sending && !self.changed && self.front > self.sent + 2 * PART
     }
 
     /// The end of the next part.
@@ -192,6 +206,7 @@ impl Draft {
             settling: AtomicBool::default(),
             header: AtomicU64::default(),
             counted: AtomicU64::default(),
+            writer: AtomicU32::default(),
             upload: tokio::sync::Mutex::default(),
         })
     }
@@ -222,7 +237,13 @@ impl Draft {
     /// began meanwhile may not have it.
     pub(crate) fn change(&self, range: &Range<u64>) -> Result<()> {
         let mut state = self.state();
-        state.parts.change(range);
+        let parts = &mut state.parts;
+        let is_gone = parts.over || parts.changed || range.start < parts.sent;
+        if parts.is_streamed() && !range.is_empty() && is_gone {
+            let why = "a file that is larger than the cache (cache_size=) is written once, from its beginning";
+            return Err(Error::new(Errno::NOSPC, why));
+        }
+        parts.change(range);
         let is_noted = state.changes != state.stored && !state.is_wanted();
         let is_closed = state.is_wanted() && state.is_dirty();
         if is_closed && !range.is_empty() && self.back {
@@ -282,6 +303,48 @@ impl Draft {
             None => state.parts.sending = false,
         }
         next
+    }
+
+    /// Frees what the upload has of a file that is larger than the cache.
+    pub(crate) fn drop_sent(&self) -> Result<()> {
+        let range = {
+            let mut state = self.state();
+            if state.removed || state.parts.changed {
+                return Ok(());
+            }
+            let begun = state.parts.is_streamed();
+            let range = state.parts.dropped..state.parts.sent;
+            state.parts.dropped = range.end;
+            if !begun {
+                self.note(&state)?;
+            }
+            range
+        };
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, how, range.start, range.end - range.start)?;
+        self.count()
+    }
+
+    /// Has the draft of a file that is lost remove what a program had removed before it made the file. False if there was none.
+    pub(crate) fn remove_instead(&self) -> bool {
+        let mut state = self.state();
+        if state.anew {
+            (state.gone, state.wanted) = (true, state.changes);
+            state.parts = Parts::default();
+            if let Err(error) = self.note(&state) {
+                tracing::error!("{error}: {:?} may come back", state.key);
+            }
+        }
+        state.anew
+    }
+
+    /// Whether the local disk has all bytes from here on.
+    pub(crate) fn has(&self, offset: u64) -> bool {
+        offset >= self.state().parts.dropped
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        self.state().parts.is_behind()
     }
 
     /// Sends no more parts, and gives the upload of those that were sent.
@@ -611,6 +674,21 @@ fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Dra
         remove(record)?;
         return Ok(None);
     };
+    if state.parts.is_streamed() {
+        // Only the upload had its beginning.
+        let key = &state.key;
+        tracing::warn!(
+            "the server ended while {key:?} was written, which is larger than the cache: it is not in the store"
+        );
+        if !state.anew {
+            remove(record)?;
+            remove(&data)?;
+            return Ok(None);
+        }
+        // A program removed what the store has there.
+        (state.gone, state.wanted) = (true, state.changes);
+        state.parts = Parts::default();
+    }
     let kept = record.with_extension("kept");
     match state.kept {
         true => {
@@ -694,7 +772,8 @@ fn record(state: &State) -> Option<Vec<u8>> {
         | flag(state.gone, GONE)
         | flag(state.kept, KEPT)
         | flag(state.print.is_some(), PRINT)
-        | flag(state.anew, ANEW);
+        | flag(state.anew, ANEW)
+        | flag(state.parts.is_streamed(), STREAMED);
     let (kind, rdev) = match state.posix.special {
         Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
         None => (0, 0),
@@ -744,7 +823,12 @@ fn parse(record: &[u8]) -> Option<State> {
     };
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
+    let parts = Parts {
+        dropped: u64::from(flags & STREAMED != 0),
+        ..Parts::default()
+    };
     Some(State {
+        parts,
         order: word(6),
         anew: flags & ANEW != 0,
         print: (flags & PRINT != 0).then_some(print),

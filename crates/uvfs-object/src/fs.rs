@@ -824,6 +824,13 @@ impl FileSystem for ObjectFs {
         };
         let draft = known.state().draft.clone();
         if let Some(draft) = draft {
+            if !draft.has(how.offset) {
+                let why = format!(
+                    "object {:?} is larger than the cache: it can be read when it is closed",
+                    known.key()
+                );
+                return Err(Error::new(Errno::IO, why));
+            }
             return Ok(ops::read_at(&draft.data, data, how.offset, 0).await?);
         }
         let object = self.object(known, &mut known.state())?;

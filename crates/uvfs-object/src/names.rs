@@ -16,6 +16,7 @@ use crate::posix::Posix;
 use crate::put::Writing;
 use crate::store::{Facts, Version, is_directory};
 use crate::tree::Known;
+use crate::upload::Removal;
 use crate::write::{Writer, complete, locked};
 
 /// What is at a key.
@@ -657,7 +658,7 @@ impl ObjectFs {
                 let store = store.clone();
                 async move {
                     let removed = store.remove_version(&key, &had).await?;
-                    Ok::<_, Error>(Some(key).filter(|_| !removed))
+                    Ok::<_, Error>(Some(key).filter(|_| removed != Removal::Done))
                 }
             });
             let removed = stream::iter(removed).buffer_unordered(requests);
@@ -665,7 +666,7 @@ impl ObjectFs {
             let changed: Vec<_> = changed.into_iter().flatten().collect();
             for key in &changed {
                 tracing::warn!(
-                    "{key:?} changed while its directory was renamed: it stays there, too"
+                    "{key:?} changed while its directory was renamed: a new version stays there"
                 );
                 copies.remove(key);
             }
@@ -742,6 +743,16 @@ impl Writing {
         let version = match &there {
             There::Draft(draft) => {
                 let _order = draft.order.lock().await;
+                let is_streamed = {
+                    let state = draft.state();
+                    state.parts.is_streamed() && state.is_dirty()
+                };
+                if is_streamed {
+                    let why = format!(
+                        "object {from:?} is larger than the cache: it keeps its name until it is closed"
+                    );
+                    return Err(Error::new(Errno::BUSY, why));
+                }
                 self.find_out(Some(draft)).await?;
                 // The store has nothing of a new file, so only its draft gets the name.
                 let is_stored = draft.state().replaces.is_some();
@@ -826,12 +837,13 @@ impl Writing {
         self.make_parents(to).await?;
         let version = store.copy(from, to, had.size).await?;
         self.keep_directory(parent).await?;
-        if store.remove_version(from, had).await? {
+        let removal = store.remove_version(from, had).await?;
+        if removal == Removal::Done {
             return Ok(version);
         }
         self.listings.forget(split(from).0);
         self.listings.forget(split(to).0);
-        if !overwrites {
+        if removal == Removal::Refused && !overwrites {
             store.remove_version(to, &version).await?;
         }
         let why = format!("object {from:?} changed while it was renamed");

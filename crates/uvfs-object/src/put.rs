@@ -19,7 +19,7 @@ use crate::object::Fetch;
 use crate::posix::Posix;
 use crate::store::{NAME_MAX, is_directory};
 use crate::tree::{self, Tree};
-use crate::upload::{PART, PARTS, Stored, Tell, Upload, Words};
+use crate::upload::{PART, PARTS, Removal, Stored, Tell, Upload, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
 const TRIES: usize = 5;
@@ -115,6 +115,9 @@ impl Writing {
                 }
                 upload => upload,
             };
+            if before.parts.is_streamed() && upload.is_none() {
+                return Err(self.lost(draft));
+            }
             // An upload that has begun takes permits for its parts.
             let under_way = match upload {
                 Some(_) => 0,
@@ -134,6 +137,11 @@ impl Writing {
             let put = store.put(key, &draft.file, replaces, words, upload, tell);
             match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
+                Ok(None) if before.parts.is_streamed() => return Err(self.lost(draft)),
+                Err(error) if before.parts.is_streamed() => {
+                    self.lost(draft);
+                    return Err(error);
+                }
                 Ok(None) => match self.refused(draft, &before).await {
                     Ok(false) => {}
                     Ok(true) => return Ok(()),
@@ -147,6 +155,21 @@ impl Writing {
         }
         let why = format!("object {:?} changed during each put", draft.state().key);
         Err(Error::new(Errno::IO, why))
+    }
+
+    /// Gives a file up whose upload failed or was refused, and which is larger than the cache.
+    fn lost(&self, draft: &Arc<Draft>) -> Error {
+        let key = draft.state().key.clone();
+        match draft.remove_instead() {
+            true => {
+                self.changed(&key, Now::Gone);
+                self.tree.removed(&key);
+            }
+            false => self.removed(&key, Some(draft)),
+        }
+        let why =
+            format!("object {key:?} is larger than the cache, and its upload failed: it is lost");
+        Error::new(Errno::IO, why)
     }
 
     /// Finds out why the store refused a put. True if it has the draft.
@@ -210,7 +233,7 @@ impl Writing {
                 }
                 let removed = same
                     && match &now {
-                        Some(now) => store.remove_version(key, now).await?,
+                        Some(now) => store.remove_version(key, now).await? != Removal::Refused,
                         None => store.remove(key).await.map(|()| true)?,
                     };
                 if removed {
@@ -300,6 +323,22 @@ impl Writing {
         tokio::time::timeout(patience, some).await.map_err(late)
     }
 
+    /// Waits until the upload of a file that fills the cache has got on.
+    pub(crate) async fn wait_for_upload(&self, draft: &Draft, patience: Duration) -> Result<()> {
+        let cache = &self.fetch.cache;
+        let some = async {
+            loop {
+                let ended = cache.ended.notified();
+                if !cache.is_full_of_drafts() || !draft.is_behind() {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let late = |_| Error::new(Errno::IO, "the store takes no part of the file");
+        tokio::time::timeout(patience, some).await.map_err(late)
+    }
+
     /// Has the disk get what was noted, within a second.
     pub(crate) fn commit_each_second(self: &Arc<Self>) {
         let cache = self.fetch.cache.clone();
@@ -335,6 +374,7 @@ impl Writing {
             if let Err(error) = sent.await {
                 tracing::debug!(%error, "the put sends all parts");
                 draft.state().parts.changed = true;
+                this.fetch.cache.ended.notify_waiters();
             }
         });
     }
@@ -367,6 +407,9 @@ impl Writing {
             && let Some(end) = draft.next_part()
         {
             store.send(upload, &draft.file, end).await?;
+            if self.fetch.cache.is_full_of_drafts() {
+                draft.drop_sent()?;
+            }
         }
         Ok(())
     }
@@ -531,7 +574,9 @@ impl Writing {
                 }
             }
             let taken = match &state.replaces {
-                Some(version) if !state.removed && state.is_file() => {
+                Some(version)
+                    if !state.removed && state.is_file() && !state.parts.is_streamed() =>
+                {
                     let cache = &self.fetch.cache;
                     cache.adopt(&draft.path(), &state.key, version, &state.sums)
                 }

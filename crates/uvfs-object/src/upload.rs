@@ -38,6 +38,16 @@ pub(crate) struct Conditions {
     remove_if_match: bool,
 }
 
+/// What came of the removal of a version.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Done,
+    /// There is no object: an earlier attempt removed it, or another writer had put a version and removed that.
+    Gone,
+    /// Another writer has put another version, which stays.
+    Refused,
+}
+
 /// An object that was put.
 pub(crate) struct Stored {
     pub(crate) version: Version,
@@ -376,13 +386,14 @@ impl Store {
         }
     }
 
-    /// Removes an object if it is this version. False if another writer has put another one.
-    pub(crate) async fn remove_version(&self, key: &str, version: &Version) -> Result<bool> {
+    /// Removes an object if it is this version.
+    pub(crate) async fn remove_version(&self, key: &str, version: &Version) -> Result<Removal> {
+        let now = async || Ok::<_, Error>(self.stat(key).await?.and_then(|facts| facts.version));
         let if_match = version.etag.clone().filter(|_| self.puts.remove_if_match);
         if if_match.is_none() {
-            match self.stat(key).await?.and_then(|facts| facts.version) {
-                Some(now) if !now.is(version) => return Ok(false),
-                None => return Ok(true),
+            match now().await? {
+                Some(now) if !now.is(version) => return Ok(Removal::Refused),
+                None => return Ok(Removal::Gone),
                 Some(_) => {}
             }
         }
@@ -391,12 +402,13 @@ impl Store {
             ..DeleteOptions::default()
         };
         match self.within(self.operator.delete_options(key, how)).await {
-            // An earlier attempt may have arrived.
-            Err(error) if error.kind() == ErrorKind::ConditionNotMatch => {
-                Ok(self.stat(key).await?.is_none())
-            }
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(key, error)),
-            _ => Ok(true),
+            Ok(()) => Ok(Removal::Done),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Removal::Gone),
+            Err(error) if error.kind() == ErrorKind::ConditionNotMatch => match now().await? {
+                None => Ok(Removal::Gone),
+                Some(_) => Ok(Removal::Refused),
+            },
+            Err(error) => Err(failed(key, error)),
         }
     }
 

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
 use futures_util::future::OptionFuture;
@@ -80,6 +81,19 @@ pub(crate) async fn complete(fetch: Fetch, object: Arc<Object>) -> Result<()> {
 /// Locks what may not be there.
 pub(crate) async fn locked(lock: Option<&Mutex<()>>) -> Option<tokio::sync::MutexGuard<'_, ()>> {
     OptionFuture::from(lock.map(Mutex::lock)).await
+}
+
+/// Whether two threads are there, and are of two processes.
+fn is_of_another_process(thread: u32, other: u32) -> bool {
+    let process = |thread: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+        line.trim().parse::<u32>().ok()
+    };
+    match (process(thread), process(other)) {
+        (Some(one), Some(two)) => one != two,
+        _ => false,
+    }
 }
 
 /// Counts as a program that writes a file.
@@ -179,12 +193,18 @@ impl ObjectFs {
             return Ok(());
         };
         let writing = self.writing()?.clone();
-        if writing.back && !fsync {
+        let is_streamed = draft.state().parts.is_streamed();
+        // A child process closes what it inherited, before it does anything else. This close would end the upload.
+        let writer = draft.writer.load(Ordering::Relaxed);
+        if is_streamed && !fsync && is_of_another_process(cx.pid, writer) {
+            return Ok(());
+        }
+        if writing.back && !fsync && !is_streamed {
             draft.want()?;
             writing.settle(&draft);
             return Ok(());
         }
-        if writing.back && writing.local_fsync {
+        if writing.back && writing.local_fsync && !is_streamed {
             draft.want()?;
             return self.blocking(cx, move || draft.sync()).await;
         }
@@ -234,6 +254,12 @@ impl ObjectFs {
             self.ask(cx, async move { writing.wait_for_room(patience).await })
                 .await?;
         }
+        if draft.is_behind() && self.fetch.cache.is_full_of_drafts() {
+            let (writing, draft, patience) = (writing.clone(), draft.clone(), self.options.timeout);
+            let wait = async move { writing.wait_for_upload(&draft, patience).await };
+            self.ask(cx, wait).await?;
+        }
+        draft.writer.store(cx.pid, Ordering::Relaxed);
         let range = offset..offset.saturating_add(data.len() as u64);
         draft.change(&range)?;
         let mut written = ops::write_at(&draft.data, data, offset, 0).await;

@@ -86,6 +86,11 @@ impl Bucket {
                 let body = "<Error><Code>NoSuchKey</Code><Message>of a test</Message></Error>";
                 return ("404 Not Found".to_owned(), body.into());
             };
+            if header("x-amz-copy-source-if-match").is_some_and(|etag| etag != source.etag) {
+                let body =
+                    "<Error><Code>PreconditionFailed</Code><Message>of a test</Message></Error>";
+                return ("412 Precondition Failed".to_owned(), body.into());
+            }
             let object = self.put(key, &source.contents);
             object.metadata = source.metadata;
             let etag = text(&object.etag);

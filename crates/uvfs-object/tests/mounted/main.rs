@@ -419,6 +419,7 @@ fn over_s3() {
     let store = Seaweed::start();
     all(&store);
     writes::parts_go_while_a_file_is_written(&store);
+    writes::a_file_larger_than_the_cache_streams(&store);
     pair::a_file_that_changed_is_renamed(&store);
     pair::a_file_that_is_gone_is_made_anew(&store);
     pair::two_mounts_write(&store);

@@ -200,6 +200,73 @@ pub fn parts_go_while_a_file_is_written(store: &(impl At + Sync)) {
     }
 }
 
+/// A file that is larger than the cache goes through it. What the store has of it by then can't be changed before it is closed.
+pub fn a_file_larger_than_the_cache_streams(store: &crate::Seaweed) {
+    let proxy = Proxy::start(store.address());
+    let content = bytes(130 * MIB, 8);
+    let (begin, end) = content.split_at(120 * MIB);
+    for (writes, fails) in [(Writes::Close, false), (Writes::Back, true)] {
+        let mount = |cache: &Path| {
+            serve(&store.uri_at(proxy.address()), |options| {
+                options.writes = writes;
+                options.cache_dir = Some(cache.to_owned());
+                options.cache_size = Some(64 << 20);
+                options.timeout = Duration::from_secs(5);
+            })
+        };
+        let caches = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let served = mount(caches[0].path());
+        let blocks = || {
+            let root = fs::read_dir(caches[0].path()).unwrap().next().unwrap();
+            let files = fs::read_dir(root.unwrap().path()).unwrap();
+            let sizes = files.map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512);
+            sizes.sum::<u64>()
+        };
+        // It takes the place of a file that was removed.
+        fs::write(served.at("stream"), b"before").unwrap();
+        File::open(served.mounted.path())
+            .unwrap()
+            .sync_all()
+            .unwrap();
+        fs::remove_file(served.at("stream")).unwrap();
+        let mut file = File::create_new(served.at("stream")).unwrap();
+        for part in begin.chunks(MIB) {
+            file.write_all(part).unwrap();
+            assert!(blocks() < 100 << 20, "{} of 64 MiB", blocks() >> 20);
+        }
+        let error = file.write_all_at(b"changed", 5).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+        let error = fs::rename(served.at("stream"), served.at("other")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+        // As kill -9 leaves it.
+        let copied = Command::new("cp")
+            .args(["-r", "--sparse=always"])
+            .args(caches.each_ref().map(|cache| cache.path().join(".")))
+            .status();
+        assert!(copied.unwrap().success());
+        file.write_all(end).unwrap();
+        if fails {
+            proxy.set(Mode::Refuse);
+            let error = close(file).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+            proxy.set(Mode::Pass);
+            assert!(!served.at("stream").exists());
+        } else {
+            close(file).unwrap();
+            assert!(stored(store, "stream") == content);
+            assert!(fs::read(served.at("stream")).unwrap() == content);
+            fs::remove_file(served.at("stream")).unwrap();
+        }
+        assert!(blocks() < 100 << 20);
+        drop(served);
+        let next = mount(caches[1].path());
+        let left = listing(next.mounted.path());
+        assert!(!left.iter().any(|line| line.contains("stream")), "{left:?}");
+        drop(next);
+        assert!(!serve(&store.uri(), |_| {}).at("stream").exists());
+    }
+}
+
 fn names_change(store: &impl At) {
     let served = writable(&store.uri());
     let at = |path: &str| served.at(path);
