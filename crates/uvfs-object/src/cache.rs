@@ -381,12 +381,22 @@ impl Cache {
 
 /// Whether a file is the record of a draft.
 pub(crate) fn is_record(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "draft")
+    path.extension().is_some_and(|end| end == "draft") && number(path).is_some()
 }
 
-/// The number of a draft that a file belongs to.
+/// Reads a record. A file that is longer is none.
+pub(crate) fn read_record(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(2 * ENTRIES)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The number of a draft that a file belongs to. Those that leave no room for others are of no draft.
 pub(crate) fn number(path: &Path) -> Option<u64> {
-    u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok()
+    let number = u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok();
+    number.filter(|number| *number < u64::MAX / 2)
 }
 
 /// Moves the drafts of directories that no mount has into one. A crash leaves a draft in at least one of them.
@@ -397,12 +407,15 @@ fn take_over(root: &Path, others: impl Iterator<Item = PathBuf>) -> io::Result<(
         Ok(paths?.into_iter().filter(|path| is_record(path)).collect())
     };
     let key = |record: &PathBuf| -> io::Result<Option<String>> {
-        Ok(map::parse(&std::fs::read(record)?).map(|(key, _)| key))
+        Ok(map::parse(&read_record(record)?).map(|(key, _)| key))
     };
     let (mut keys, mut next) = (HashSet::new(), 0);
     for record in records(root)? {
-        next = next.max(number(&record).map_or(0, |number| number + 1));
         keys.extend(key(&record)?);
+    }
+    // Also behind what a crash left without a record.
+    for entry in root.read_dir()? {
+        next = next.max(number(&entry?.path()).map_or(0, |number| number + 1));
     }
     for other in others {
         let lock = match File::open(other.join("lock")) {
@@ -450,7 +463,7 @@ fn found(root: &Path) -> io::Result<(State, Vec<PathBuf>)> {
             Some("data") if !path.with_extension("map").exists() => {
                 let _ = std::fs::remove_file(&path);
             }
-            Some("draft" | "new" | "kept" | "tmp") => drafts.push(path),
+            Some("draft" | "new" | "kept" | "tmp" | "lost") => drafts.push(path),
             _ => {}
         }
     }

@@ -22,7 +22,7 @@ use crate::cache::{self, Cache, is_record, number, remove};
 use crate::fs::SECTOR;
 use crate::map::{self, ENTRIES};
 use crate::posix::Posix;
-use crate::store::{Facts, Version, is_directory};
+use crate::store::{Facts, Version, has_path, is_directory};
 use crate::tree::Known;
 use crate::upload::{PART, Print, Upload};
 
@@ -667,7 +667,7 @@ fn set_aside(data: &Path) -> io::Result<String> {
 fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Draft>> {
     let path = record.with_extension("");
     let data = record.with_extension("new");
-    let Some(mut state) = parse(&std::fs::read(record)?) else {
+    let Some(mut state) = parse(&cache::read_record(record)?) else {
         // A record is written in one step, so the disk has damaged it.
         let lost = set_aside(&data)?;
         tracing::error!("{} is no record: {lost}", record.display());
@@ -800,6 +800,10 @@ fn record(state: &State) -> Option<Vec<u8>> {
 fn parse(record: &[u8]) -> Option<State> {
     let (header, tail) = record.split_at_checked(ENTRIES as usize)?;
     let (key, version) = map::parse(header)?;
+    // A mount made it, so a path leads to it.
+    if !has_path(key.strip_suffix('/').unwrap_or(&key)) {
+        return None;
+    }
     let (sum, tail) = tail.split_first_chunk()?;
     if tail.len() != TAIL - 4 || u32::from_le_bytes(*sum) != crc32c::crc32c(tail) {
         return None;
@@ -848,7 +852,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_comes_back(
-            key in "[ -~]{1,1000}",
+            key in "[!-.0-~]{3,200}(/[!-.0-~]{3,200}){0,3}/?",
             etag in proptest::option::of("[ -~]{0,60}"),
             mode in proptest::option::of(0..=0o7777_u32),
             dirty: bool,
@@ -872,6 +876,14 @@ mod tests {
             bytes[at] ^= 1_u8 << bit;
             prop_assert!(parse(&bytes).is_none());
             prop_assert!(parse(&whole[..cut % whole.len()]).is_none());
+        }
+    }
+
+    #[test]
+    fn a_record_leads_to_a_name() {
+        for key in ["", "/", "..", "../up", "a/../../up", "a//b", "a\0", " a"] {
+            let record = record(&state(key, None, Posix::default(), 1)).unwrap();
+            assert!(parse(&record).is_none(), "{key:?}");
         }
     }
 }
