@@ -162,7 +162,7 @@ pub(crate) fn failed(key: &str, error: opendal::Error) -> Error {
 /// # Errors
 /// A URI that names no store.
 pub fn operator(uri: impl IntoOperatorUri) -> io::Result<Operator> {
-    #[cfg(feature = "s3")]
+    #[cfg(feature = "https")]
     {
         // Another part of the program may have chosen one.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -346,9 +346,17 @@ impl Store {
     /// Whether there are objects below a directory, or its marker.
     pub(crate) async fn holds(&self, directory: &str) -> Result<bool> {
         let listing = self.operator.lister_with(directory).limit(ANY);
-        let first = async { listing.await?.next().await.transpose() };
+        let first = async {
+            let mut listing = listing.await?;
+            while let Some(entry) = listing.next().await.transpose()? {
+                if is_below(entry.path(), directory) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
         match self.within(first).await {
-            Ok(any) => Ok(any.is_some()),
+            Ok(any) => Ok(any),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
             Err(error) => Err(failed(directory, error)),
@@ -368,10 +376,10 @@ impl Store {
             };
             let path = entry.path();
             // The directory itself, if it has a marker.
-            if path == directory || path == "/" {
+            if path == directory || !is_below(path, directory) {
                 continue;
             }
-            let below = path.strip_prefix(directory).unwrap_or(path);
+            let below = &path[directory.len()..];
             let is_directory = entry.metadata().mode() == EntryMode::DIR;
             let name = below.strip_suffix('/').unwrap_or(below);
             if !is_name(name) || !is_reached(path) {
@@ -494,6 +502,8 @@ fn is_failure(kind: ErrorKind) -> bool {
 fn unread(key: &str, error: opendal::Error) -> Error {
     match error.kind() {
         ErrorKind::NotFound => changed(key),
+        // The object is shorter by now. For some services OpenDAL has no kind for it.
+        _ if error.to_string().contains("status: 416") => changed(key),
         _ => failed(key, error),
     }
 }
@@ -502,6 +512,12 @@ fn unread(key: &str, error: opendal::Error) -> Error {
 fn changed(key: &str) -> Error {
     let why = format!("object {key:?} has changed in the store, or is gone");
     Error::new(Errno::STALE, why).level(tracing::Level::INFO)
+}
+
+/// Whether a listing of a directory has this path for what is in it, or for its marker. WebDAV lists a file as if it were in
+/// itself, and OpenDAL the root as `/`.
+pub(crate) fn is_below(path: &str, directory: &str) -> bool {
+    path.starts_with(directory) && path != "/"
 }
 
 /// Whether a key is one of a directory; the root's is empty.

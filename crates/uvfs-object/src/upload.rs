@@ -19,7 +19,7 @@ use uvfs_server::fs::{Error, Result};
 
 use crate::map::piece_log;
 use crate::posix::Posix;
-use crate::store::{Store, Version, failed};
+use crate::store::{Store, Version, failed, is_below};
 
 /// Bytes of one part of an upload, at least. Smaller objects are put by one request.
 pub(crate) const PART: u64 = 8 << 20;
@@ -121,7 +121,12 @@ impl Store {
                 if !self.condition(&mut how, replaces) && !self.has(key, replaces).await? {
                     return Ok(None);
                 }
-                if size <= PART {
+                let (most, more) = self.at_once();
+                if size > most && !more {
+                    let why = format!("object {key:?}: the store takes {most} bytes at most");
+                    return Err(Error::new(Errno::FBIG, why));
+                }
+                if size <= most {
                     let mut pieces = Pieces::new(tell.is_some());
                     let all = Buffer::from(pieces.read(file, size)?);
                     pieces.tell(tell)?;
@@ -167,13 +172,19 @@ impl Store {
         })
     }
 
-    /// Whether the store has no object before an upload of parts is complete.
+    /// Whether the store has no object before an upload of parts is complete. A directory of the host has a file that grows.
     pub(crate) fn takes_parts(&self) -> bool {
-        self.uploads
-            .info()
-            .capability()
-            .write_multi_min_size
-            .is_some()
+        let info = self.uploads.info();
+        info.capability().write_can_multi && info.scheme() != "fs"
+    }
+
+    /// The largest object that one request puts, and whether larger ones may be put in several.
+    fn at_once(&self) -> (u64, bool) {
+        match self.uploads.info().capability().write_can_multi {
+            true => (PART, true),
+            // As much as the parts of another upload take.
+            false => (PARTS as u64 * PART, false),
+        }
     }
 
     async fn begin(
@@ -458,6 +469,9 @@ impl Store {
             let Some(entry) = self.within(next).await.map_err(error)? else {
                 return Ok(found);
             };
+            if !is_below(entry.path(), directory) {
+                continue;
+            }
             let is_file = entry.metadata().mode() != EntryMode::DIR;
             let version = is_file.then(|| Version::new(entry.metadata()));
             found.push((entry.path().to_owned(), version));

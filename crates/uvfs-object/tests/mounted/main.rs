@@ -7,6 +7,7 @@ mod fake;
 mod kept;
 mod metadata;
 mod model;
+mod others;
 mod pair;
 #[allow(dead_code, reason = "shared with the tests of images in stores")]
 mod proxy;

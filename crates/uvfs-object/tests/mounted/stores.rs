@@ -83,7 +83,7 @@ pub struct Seaweed {
 
 /// A port that is free, and so is the one 10,000 above, where SeaweedFS has its other protocol. The kernel gives neither to
 /// connections, and other processes of tests take others.
-fn port(ports: &mut Vec<u16>) -> u16 {
+pub fn port(ports: &mut Vec<u16>) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     loop {
