@@ -1,14 +1,14 @@
-//! `uvfs bench check`: checking an XFS image, against xfs_repair -n.
+//! `uvfs bench check`: checking an XFS image, against xfs_repair -n, or one in an object store.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rustix::fs::Advice;
-use serde_json::json;
+use serde_json::{Value, json};
 use uvfs_cli::{Context, Error, Result};
 
 use super::child::uvfs;
@@ -16,6 +16,7 @@ use super::common::{Common, words};
 use super::interrupt;
 use super::measure::Measured;
 use super::programs::is_installed;
+use super::proxy;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say};
 use super::server::{Kind, Target, start_store};
@@ -26,6 +27,8 @@ Examples:
   uvfs bench check disk.img
   uvfs bench check disk.img --engine sync,uring --prefetch large --cache cold --json
   uvfs bench check disk.img --latency-us 0,1000,20000 --cache cold
+  uvfs bench check 's3://bucket/disk.img?endpoint=http://127.0.0.1:9000' \\
+    --prefetch large,exact,auto --requests 8,64 --latency-us 0,1000,20000
 
 Every target runs once in each round, as a process of its own, beginning with another target each
 time. Cold: the image is dropped from the page cache before each run (of a block device, what the
@@ -35,13 +38,17 @@ uvfs reads through it. MiB read are what came from the device.
 With latency the image is a file of a store (a mount) whose reads, of 1 MiB at most, take so much
 longer, as those of a network disk do. Nothing of it is in a cache.
 
+An image in an object store is checked by each prefetch strategy with each number of --requests. With
+latency each request takes so much longer, by way of a proxy; the URI then has to have an endpoint=http://
+of its own. MiB read are what was asked of the store.
+
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.";
 
 /// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
-    /// XFS image or block device
+    /// XFS image, block device, or image in an object store (s3://BUCKET/KEY)
     image: PathBuf,
     /// Engines to measure
     #[arg(long, value_delimiter = ',', default_value = "sync,aio,uring")]
@@ -55,6 +62,9 @@ pub struct Args {
     /// Pass on to the check
     #[arg(long, value_name = "BYTES")]
     memory: Option<String>,
+    /// Requests to an object store that may be under way at a time, to measure
+    #[arg(long, value_delimiter = ',', default_value = "64", value_name = "LIST")]
+    requests: Vec<u32>,
     /// Microseconds that each read takes longer; 0 reads the image itself
     #[arg(
         long,
@@ -83,17 +93,25 @@ enum Cache {
 /// The ways to check. Their command lines lack `--buffered` and the image.
 fn targets(args: &Args) -> Vec<Target> {
     let mut targets = Vec::new();
-    for engine in &args.engine {
+    let stored = uri(&args.image).is_some();
+    let (option, values) = match stored {
+        true => {
+            let requests = args.requests.iter().map(ToString::to_string);
+            ("--requests", requests.collect())
+        }
+        false => ("--engine", args.engine.clone()),
+    };
+    for value in &values {
         for prefetch in &args.prefetch {
-            let mut options = vec!["check", "--json", "--engine", engine];
+            let mut options = vec!["check", "--json", option, value];
             options.extend(["--prefetch", prefetch]);
             if let Some(memory) = &args.memory {
                 options.extend(["--memory", memory]);
             }
-            targets.push(Target::uvfs(format!("{engine}-{prefetch}"), &options));
+            targets.push(Target::uvfs(format!("{value}-{prefetch}"), &options));
         }
     }
-    if is_installed("xfs_repair") {
+    if !stored && is_installed("xfs_repair") {
         let mut command = vec!["xfs_repair".to_string(), "-n".into()];
         command.extend(args.image.is_file().then(|| "-f".into()));
         targets.push(Target {
@@ -102,6 +120,11 @@ fn targets(args: &Args) -> Vec<Target> {
         });
     }
     targets
+}
+
+/// The image's URI, if it is in an object store.
+fn uri(image: &Path) -> Option<&str> {
+    image.to_str().filter(|image| image.contains("://"))
 }
 
 /// Brings the page cache into a state.
@@ -141,7 +164,10 @@ fn wait(child: &Child) -> io::Result<(i32, libc::rusage)> {
 }
 
 fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
-    prepare(image, cache)?;
+    let stored = uri(image).is_some();
+    if !stored {
+        prepare(image, cache)?;
+    }
     let what = || target.name.clone();
     // Findings (1) and a dirty log (3, or 2 of xfs_repair) still are a whole run.
     let (mut command, whole) = match &target.kind {
@@ -159,7 +185,10 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
         _ => unreachable!("no other kind checks"),
     };
     command.arg(image).stdin(Stdio::null());
-    command.stdout(Stdio::null()).stderr(Stdio::null());
+    // It may be longer than a pipe takes.
+    let mut report = tempfile::tempfile().context(what)?;
+    let out = report.try_clone().context(what)?;
+    command.stdout(out).stderr(Stdio::null());
     let start = Instant::now();
     let (status, usage) = command
         .spawn()
@@ -172,6 +201,15 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
             what()
         )));
     }
+    // What came from a device, or from the store.
+    let mut read_mib = usage.ru_inblock as f64 / 2048.0;
+    if stored {
+        report.rewind().context(what)?;
+        let report: Value = serde_json::from_reader(&report)
+            .map_err(io::Error::other)
+            .context(what)?;
+        read_mib = report["bytes_read"].as_f64().unwrap_or(f64::NAN) / f64::from(1 << 20);
+    }
     let cpu = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     Ok(Sample {
         client: Measured {
@@ -179,7 +217,7 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
             seconds,
             cpu_seconds: cpu(usage.ru_utime) + cpu(usage.ru_stime),
             memory_mib: Some(usage.ru_maxrss as f64 / 1024.0),
-            read_mib: Some(usage.ru_inblock as f64 / 2048.0),
+            read_mib: Some(read_mib),
             ..Measured::default()
         },
         server_cpu_seconds: None,
@@ -190,6 +228,9 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
 pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     let targets = targets(&args);
+    if let Some(uri) = uri(&args.image) {
+        return run_stored(&args, uri, &targets);
+    }
     let itself = args.latency_us.contains(&0);
     let caches = args.cache.iter().filter(|_| itself);
     let slow = args.latency_us.iter().filter(|us| **us > 0);
@@ -238,4 +279,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     args.common
         .measure("check", &targets, works, settings, round)
+}
+
+/// The same for an image in an object store.
+fn run_stored(args: &Args, uri: &str, targets: &[Target]) -> Result<ExitCode> {
+    let mut works = Vec::new();
+    let mut images = Vec::new();
+    for us in &args.latency_us {
+        let (title, image) = match us {
+            0 => ("in the store".into(), uri.to_owned()),
+            us => {
+                let title = format!("in the store, {us} \u{b5}s more for each request");
+                (title, proxy::before(uri, Duration::from_micros(*us))?)
+            }
+        };
+        works.push(Work::new(format!("{us}us"), title, Unit::Run));
+        images.push(PathBuf::from(image));
+    }
+    // What follows may hold a key.
+    let shown = uri.split('?').next();
+    let settings =
+        json!({"image": shown, "latency_us": args.latency_us, "requests": args.requests});
+    let round = |_, target: &Target, _: Say<'_>| -> Result<Vec<Sample>> {
+        let samples = images
+            .iter()
+            .map(|image| measure(target, image, Cache::Cold));
+        samples.collect()
+    };
+    (args.common).measure("check", targets, works, settings, round)
 }

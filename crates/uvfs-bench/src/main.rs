@@ -4,6 +4,7 @@
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
 //! - [`server`]: a file server as a child process, from its start until it is unmounted;
 //! - [`store`]: a store that is slow, or keeps nothing, to put below the servers;
+//! - [`proxy`]: what makes requests to an object store slow;
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
 //! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
@@ -24,6 +25,7 @@ mod load;
 mod measure;
 mod page;
 mod programs;
+mod proxy;
 mod remote;
 mod report;
 mod runner;

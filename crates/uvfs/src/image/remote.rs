@@ -14,6 +14,9 @@ pub struct StoreArgs {
     /// An image in an object store: fail when the store makes no progress for so long [default: 60 s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     timeout: Option<Duration>,
+    /// An image in an object store: requests under way at a time, at most [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    requests: Option<u32>,
 }
 
 /// The URI that names an image or a store on the command line, if one does.
@@ -29,7 +32,8 @@ pub fn shown(path: &Path) -> &Path {
 
 /// Opens an image in a store, whose first failure then ends the command.
 pub fn open(uri: &str, args: &StoreArgs) -> Result<Arc<dyn Engine>> {
-    let engine = engine(uri, args.timeout, None, true)?;
+    let requests = args.requests.map(|requests| requests as usize);
+    let engine = engine(uri, args.timeout, requests, true)?;
     engine.ok_or_else(|| missing(uri))
 }
 

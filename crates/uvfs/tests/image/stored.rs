@@ -122,6 +122,28 @@ fn an_image_is_like_the_local_one(store: &Seaweed) {
         crate::fixture::same(&tree(&copy), &expected);
         assert!(bytes < 23 * MIB, "cp at {delay} ms: {bytes} bytes");
     }
+    stored.proxy.delay(Duration::ZERO);
+    is_measured(&stored);
+}
+
+/// `uvfs bench check` measures each strategy with each number of requests, also with a proxy of its own before the store.
+fn is_measured(stored: &Stored<'_>) {
+    let mut bench = uvfs();
+    bench.args(["bench", "check", "--json", "--rounds", "1"]);
+    bench.args(["--prefetch", "exact,large", "--requests", "1,8"]);
+    bench.args(["--latency-us", "0,1000"]).arg(stored.uri(KEY));
+    let (text, bytes) = stored.answered(|| run(&mut bench).ok());
+    assert!(bytes > 0, "the store was not asked");
+    assert!(!text.contains("secret"), "{text}");
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let names = |list: &str| -> Vec<String> {
+        let list = report[list].as_array().unwrap().iter();
+        list.map(|one| one["name"].as_str().unwrap().into())
+            .collect()
+    };
+    let targets = ["1-exact", "1-large", "8-exact", "8-large"];
+    assert_eq!(names("targets"), targets);
+    assert_eq!(names("works"), ["0us", "1000us"]);
 }
 
 /// A mount of an image shows what the kernel's does. The store says whether a URI names an image or what is below a
