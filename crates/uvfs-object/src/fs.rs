@@ -845,7 +845,13 @@ impl FileSystem for ObjectFs {
             Err(error) if error == Errno::NOSPC => {
                 return self.read_around(cx, &object, range, data).await;
             }
-            pinned => pinned?,
+            pinned => pinned.inspect_err(|error| {
+                // The next open asks for the version that there is now, also within `ttl=`.
+                if *error == Errno::STALE {
+                    known.state().asked = None;
+                    self.listings.forget(split(&known.key()).0);
+                }
+            })?,
         };
         let data = data.slice(0..(range.end - range.start) as usize);
         let read = ops::read_at(object.data(), &data, range.start, 0).await;

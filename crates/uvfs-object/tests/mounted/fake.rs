@@ -21,6 +21,8 @@ pub struct Object {
     pub lies: bool,
     /// Requests for the contents are this error.
     pub refused: Option<&'static str>,
+    /// All requests for it are refused. Listings show it.
+    pub hidden: bool,
     /// More headers of its answers.
     pub headers: &'static str,
 }
@@ -295,7 +297,11 @@ fn object(
     let Some(object) = object else {
         return error("404 Not Found", "NoSuchKey");
     };
-    if let Some(code) = object.refused.filter(|_| !head) {
+    if let Some(code) = object
+        .refused
+        .filter(|_| !head)
+        .or(object.hidden.then_some("AccessDenied"))
+    {
         return error("403 Forbidden", code);
     }
     if condition.is_some_and(|etag| etag != object.etag && !object.lies) {

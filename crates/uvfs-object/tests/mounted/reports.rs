@@ -1,17 +1,19 @@
 //! What users of other mounts of object stores have reported, with what a directory of the same names does beside it.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use uvfs_testing::{Need, has};
 
 use crate::bad::{logged, logs};
+use crate::counts::count;
 use crate::fake::Fake;
 use crate::stores::At;
-use crate::{Served, listing, serve};
+use crate::{MIB, Served, bytes, listing, serve};
 
 /// A mount shows what a directory with the same files does.
 fn same_as_a_directory(fake: &Fake, served: &Served) {
@@ -219,6 +221,196 @@ fn a_large_directory(fake: &Fake) {
     );
 }
 
+/// mountpoint-s3 785 and 782: an object is put again, or removed, while `ttl=` keeps what the mount knows of it. A program
+/// may get ESTALE once, and the next one what the store has.
+fn changes_within_a_long_ttl(fake: &Fake) {
+    fake.put("d/again", b"0123456789");
+    fake.put("d/gone", b"0123456789");
+    let served = serve(&fake.uri(), |options| {
+        options.ttl = Duration::from_secs(600)
+    });
+    assert_eq!(listing(&served.at("d")), ["f 10 again", "f 10 gone"]);
+    assert_eq!(fs::metadata(served.at("d/again")).unwrap().len(), 10);
+    fake.put("d/again", &[b'n'; 100]);
+    fake.remove("d/gone");
+    let once = |name: &str| match fs::read(served.at(name)) {
+        Ok(found) => panic!("{name}: {found:?} is no more"),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{name}"),
+    };
+    once("d/again");
+    once("d/gone");
+    assert_eq!(fs::read(served.at("d/again")).unwrap(), [b'n'; 100]);
+    let error = fs::read(served.at("d/gone")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}
+
+/// rclone 6053: an object that is put again and again, of the same length and within the same second.
+fn the_same_length_each_time(fake: &Fake) {
+    let served = serve(&fake.uri(), |_| {});
+    for n in 0..50 {
+        let content = format!("foo{n:04}");
+        fake.put("test", content.as_bytes());
+        assert_eq!(fs::read_to_string(served.at("test")).unwrap(), content);
+    }
+}
+
+/// s3fs 715 and 15: what was not read of a cached file is no zeros to a later mount.
+fn parts_in_the_cache_of_a_later_mount(fake: &Fake) {
+    let content = bytes(5 * MIB + 99, 7);
+    fake.put("film", &content);
+    let cache = tempfile::tempdir().unwrap();
+    for at in [5 * MIB, 2 * MIB + 3, 0] {
+        let served = serve(&fake.uri(), |options| {
+            options.cache_dir = Some(cache.path().into());
+        });
+        let mut part = [0; 50];
+        let file = File::open(served.at("film")).unwrap();
+        file.read_exact_at(&mut part, at as u64).unwrap();
+        assert_eq!(part, content[at..][..50]);
+    }
+    let served = serve(&fake.uri(), |options| {
+        options.cache_dir = Some(cache.path().into());
+    });
+    assert!(fs::read(served.at("film")).unwrap() == content);
+}
+
+/// rclone 6063, juicefs 6363: reading the first byte again and again asks the store once, and small reads here and there
+/// get little more than what they read.
+fn small_reads_get_little(fake: &Fake) {
+    let content = bytes(64 * MIB, 8);
+    fake.put("image", &content);
+    let served = serve(&fake.uri(), |_| {});
+    let got = || count(&served, "store_read_bytes");
+    for _ in 0..10 {
+        let mut first = [0];
+        let file = File::open(served.at("image")).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        file.read_exact_at(&mut first, 0).unwrap();
+        assert_eq!(first[0], content[0]);
+    }
+    let first = got();
+    assert!(first <= 2 * MIB as u64, "{first} bytes for one");
+    let file = File::open(served.at("image")).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let mut random = fastrand::Rng::with_seed(3);
+    for _ in 0..50 {
+        let (at, mut part) = (random.usize(..content.len() - 4096), [0; 4096]);
+        file.read_exact_at(&mut part, at as u64).unwrap();
+        assert!(part == content[at..][..4096], "{at}");
+    }
+    let all = got() - first;
+    assert!(
+        all <= 50 * (2 << 16) + MIB as u64,
+        "{all} bytes for 200 KiB"
+    );
+}
+
+/// s3fs 2616: two readers of more than the cache holds don't take each other's pieces away again and again.
+fn two_readers_and_a_small_cache(fake: &Fake) {
+    let content = bytes(100 * MIB, 9);
+    fake.put("large", &content);
+    let served = serve(&fake.uri(), |options| {
+        options.cache_size = Some(64 << 20);
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| assert!(fs::read(served.at("large")).unwrap() == content));
+        }
+    });
+    let got = count(&served, "store_read_bytes");
+    assert!(got <= 3 * content.len() as u64, "{got} bytes");
+}
+
+/// goofys 23: a listing has `.` and `..`.
+fn dots(fake: &Fake) {
+    fake.put("d/x", b"x");
+    let served = serve(&fake.uri(), |_| {});
+    for directory in ["", "d"] {
+        let mut ls = Command::new("ls");
+        let all = ls.arg("-a").arg(served.at(directory)).output().unwrap();
+        let all = String::from_utf8(all.stdout).unwrap();
+        assert!(all.starts_with(".\n..\n"), "{directory:?}: {all}");
+    }
+}
+
+/// geesefs 71: a listing after another client has removed objects shows none of them, and is no error.
+fn removed_by_another_client(fake: &Fake) {
+    (0..20).for_each(|n| fake.put(&format!("d/{n:02}"), b"x"));
+    let served = serve(&fake.uri(), |_| {});
+    assert_eq!(listing(&served.at("d")).len(), 20);
+    (0..10).for_each(|n| fake.remove(&format!("d/{n:02}")));
+    let all = Command::new("ls").arg("-l").arg(served.at("d")).output();
+    let all = all.unwrap();
+    assert!(all.status.success(), "{all:?}");
+    // A line says how many blocks there are.
+    assert_eq!(all.stdout.iter().filter(|c| **c == b'\n').count(), 11);
+}
+
+/// mountpoint-s3 1614: what is there is found, while others list the directory and new names come.
+fn found_among_others(fake: &Fake) {
+    (0..700).for_each(|n| fake.put(&format!("work/{n:03}"), b"x"));
+    let served = serve(&fake.uri(), |options| options.ttl = Duration::from_secs(1));
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for seed in 0..6 {
+            let (served, is_over) = (&served, &is_over);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                while !is_over() {
+                    let name = format!("work/{:03}", random.u32(..700));
+                    assert_eq!(fs::read(served.at(&name)).unwrap(), b"x", "{name}");
+                    if random.u32(..50) == 0 {
+                        let names = fs::read_dir(served.at("work")).unwrap();
+                        assert!(names.count() >= 700);
+                    }
+                }
+            });
+        }
+        for n in 700..1100 {
+            fake.put(&format!("work/{n}"), b"x");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+/// mountpoint-s3 974: a store that refuses an expired token is an error, and none any more when it takes the next one.
+fn an_expired_token(fake: &Fake) {
+    let content = bytes(3 * MIB, 1);
+    fake.put("x", &content);
+    let served = serve(&fake.uri(), |_| {});
+    let file = File::open(served.at("x")).unwrap();
+    let refuse = |code| fake.bucket().objects.get_mut("p/x").unwrap().refused = code;
+    refuse(Some("ExpiredToken"));
+    let mut part = [0; 100];
+    let error = file.read_exact_at(&mut part, 0).unwrap_err();
+    assert!(
+        [Some(libc::EIO), Some(libc::EACCES)].contains(&error.raw_os_error()),
+        "{error}"
+    );
+    refuse(None);
+    file.read_exact_at(&mut part, 0).unwrap();
+    assert_eq!(part, content[..100]);
+    assert!(fs::read(served.at("x")).unwrap() == content);
+}
+
+/// s3fs 197: a directory with a name that may not be looked at is listed, with metadata, too.
+fn a_forbidden_name(fake: &Fake) {
+    fake.put("d/open", b"x");
+    fake.put("d/closed", b"x");
+    fake.bucket().objects.get_mut("p/d/closed").unwrap().hidden = true;
+    for metadata in [false, true] {
+        let served = serve(&fake.uri(), |options| options.metadata = metadata);
+        let names = fs::read_dir(served.at("d")).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.count(), 2);
+        assert_eq!(fs::read(served.at("d/open")).unwrap(), b"x");
+        let error = fs::read(served.at("d/closed")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+}
+
 #[test]
 fn of_other_mounts() {
     if !has(&[Need::Fuse]) {
@@ -237,6 +429,16 @@ fn of_other_mounts() {
         ("a listing without its end", a_listing_without_its_end),
         ("bare ETags", bare_etags),
         ("a large directory", a_large_directory),
+        ("changes within a long ttl", changes_within_a_long_ttl),
+        ("the same length each time", the_same_length_each_time),
+        ("parts in the cache", parts_in_the_cache_of_a_later_mount),
+        ("small reads", small_reads_get_little),
+        ("two readers", two_readers_and_a_small_cache),
+        ("dots", dots),
+        ("removed by another client", removed_by_another_client),
+        ("found among others", found_among_others),
+        ("an expired token", an_expired_token),
+        ("a forbidden name", a_forbidden_name),
     ];
     let mut failed = Vec::new();
     for (name, report) in reports {
