@@ -220,7 +220,7 @@ mod tests {
                 // The mode of a link is always the same.
                 let mode = if special == Some((FileType::Symlink, 0)) { 0o777 } else { mode };
                 let posix = Posix { special, mode: Some(mode), uid: Some(uid), gid: Some(7), mtime: Some((time, nanos)), atime: Some((7, nanos)), ..Posix::default() };
-                let words = posix.words();
+                let words = posix.words(FileType::RegularFile);
                 let read = Posix::new(|name| words.get(name).map(String::as_str));
                 prop_assert_eq!(read, posix);
             }

@@ -141,7 +141,7 @@ fn of_objects(store: &Other) {
     the_cache_has_a_limit(store);
     model::random_calls(store);
     model::versions_under_readers(store);
-    writes::two_mounts_append(store);
+    crate::pair::two_mounts_write(store);
 }
 
 #[test]
