@@ -426,7 +426,7 @@ pub(crate) fn mapped(fd: c_int) {
                 .opened()
                 .is_some_and(|opened| all || opened.inode == inode)
         {
-            let _ = one.opened().map(|opened| opened.file.sync_data());
+            let _ = (one.opened()).map(|opened| opened.file.write_back(0, u64::MAX, true));
             give_up(fd, &one, Why::Mapped);
         }
     }

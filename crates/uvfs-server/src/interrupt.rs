@@ -146,6 +146,12 @@ pub(crate) fn is_dying(thread: u32) -> bool {
     Signals::of(thread).kill
 }
 
+/// Whether a thread is the last of its process, and has no memory any more: the process's files are closed next.
+pub(crate) fn is_ending(thread: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
+    status.is_ok_and(|status| !status.contains("\nVmSize:"))
+}
+
 /// A request, and what it waits for if it has to wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {

@@ -113,6 +113,8 @@ struct Inner {
     /// A session that is to become the current one.
     next: Mutex<Option<Arc<Channel>>>,
     known: Arc<Mutex<Known>>,
+    /// The file system does nothing when a file is closed.
+    ignores_closes: AtomicBool,
     /// Memory for listings and values, one at a time: a page of the arena.
     room: Mutex<u32>,
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
@@ -229,6 +231,7 @@ impl Connection {
                 first: Mutex::new(Some(socket)),
                 current: ArcSwapOption::empty(),
                 known: Arc::default(),
+                ignores_closes: AtomicBool::new(false),
                 room: Mutex::default(),
                 recalls: Mutex::new(Some(recalls)),
                 recalled: Mutex::new(Some(recalled)),

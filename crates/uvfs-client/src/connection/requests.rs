@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{FallocateFlags, FileType, OFlags, RenameFlags, XattrFlags};
 use rustix::io::{self, Errno};
@@ -195,6 +196,26 @@ impl Connection {
                 };
                 channel.tell(Opcode::Release as u32, node, op.as_bytes());
             }
+        }
+    }
+
+    /// Tells the file system that a program closes a file: what the answer says is close(2)'s.
+    pub fn flush(&self, node: NodeId, handle: u64, owner: u32) -> io::Result<()> {
+        // As the kernel: one that does nothing then is asked once.
+        if self.inner.ignores_closes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let op = |fh| abi::FlushIn {
+            fh,
+            lock_owner: owner.into(),
+            ..Default::default()
+        };
+        match self.call_open(Opcode::Flush, node, handle, op) {
+            Err(Errno::NOSYS) => {
+                self.inner.ignores_closes.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            other => other.map(drop),
         }
     }
 

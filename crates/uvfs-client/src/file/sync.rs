@@ -7,7 +7,7 @@ use super::{File, PAGE};
 use crate::cache::Flush;
 use crate::error::{Doing, Result};
 use crate::pending::{Pending, Step};
-use rustix::io;
+use rustix::io::{self, Errno};
 use uvfs_sys::lock;
 
 impl File {
@@ -60,25 +60,35 @@ impl File {
         Ok(())
     }
 
-    /// Writes what is dirty and closes the file. Dropping a file closes it too, and starts the
+    /// Writes what is dirty and closes the file, as close(2). Dropping a file closes it too, and starts the
     /// writing, but reports nothing.
     ///
     /// # Errors
-    /// That of a writeback that failed since this file last heard of one.
+    /// That of a writeback that failed since this file last heard of one, and what the server answers.
     pub fn close(self) -> Result<()> {
         let f = &*self.0;
         let written = match f.wrote.load(Ordering::Relaxed) {
             true => self.sync_range(0, u64::MAX),
-            false => f.inode.errors.check(&f.errors).map_or(Ok(()), Err),
+            false => self.failed().map_or(Ok(()), Err),
         };
-        written.doing("closing", &f.name)
+        let (node, fh) = (f.handle.node, f.handle.fh);
+        let closed = written.and_then(|()| match f.writable {
+            true => self.retried(|| f.cache.server.flush(node, fh, f.owner)),
+            false => Ok(()),
+        });
+        closed.doing("closing", &f.name)
+    }
+
+    /// The error of a writeback that failed since this file last heard of one.
+    pub fn failed(&self) -> Option<Errno> {
+        self.0.inode.errors.check(&self.0.errors)
     }
 
     /// Writes a range and reports an error that this open file has not heard of.
     pub(super) fn sync_range(&self, first: u64, last: u64) -> io::Result<()> {
         let f = &*self.0;
         let written = self.retried(|| f.inode.write_and_wait(first, last));
-        match f.inode.errors.check(&f.errors) {
+        match self.failed() {
             Some(error) => Err(error),
             None => written,
         }
@@ -117,7 +127,7 @@ impl Step<()> for SyncStep {
             return lock(end).take().map(|result| result.map(drop));
         }
         let written = f.inode.step_flush(&mut self.flush)?;
-        let failed = f.inode.errors.check(&f.errors);
+        let failed = self.file.failed();
         if let Some(error) = failed.or(written.err()) {
             return Some(Err(error));
         }

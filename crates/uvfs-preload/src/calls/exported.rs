@@ -4,9 +4,10 @@ use crate::import;
 use crate::promotion::Passing;
 use crate::real::{aliases, exports, is_inside, set_errno};
 use crate::report::Why;
-use crate::table::{self, Known, Opened};
+use crate::table::{self, Known, Opened, Use};
 use libc::{FILE, mode_t, msghdr};
 use libc::{iovec, off_t, size_t, ssize_t};
+use rustix::io::Errno;
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use uvfs_client::Flags;
 
@@ -230,6 +231,23 @@ prepares! {
     _Exit(code: c_int) -> () = crate::calls::ending();
 }
 
+/// The description of a descriptor whose imported file may be written.
+fn written(fd: c_int) -> Option<Use> {
+    if !table::is_imported(fd) {
+        return None;
+    }
+    let writes = |opened: &Opened| opened.flags & libc::O_ACCMODE != libc::O_RDONLY;
+    aside(|| match table::look(fd) {
+        Known::Described(one) => Some(one).filter(|one| one.opened().is_some_and(writes)),
+        _ => None,
+    })?
+}
+
+/// Lets a description go, and tells an error of its file that the program has not heard of.
+fn failed(one: Use) -> Option<Errno> {
+    aside(move || one.opened().and_then(|opened| opened.file.failed()))?
+}
+
 fn close_word(fd: c_int) -> Option<table::Closing> {
     if fd < 0 || is_borrowed() {
         return None;
@@ -343,9 +361,18 @@ exports! {
         }
         let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
         let _apart = apart.then(table::RaceGuard::closes);
+        let written = written(fd);
         let _closing = close_word(fd);
         // SAFETY: the caller's own argument.
-        unsafe { next(fd) }
+        let done = unsafe { next(fd) };
+        // The file system may have waited for what was dirty.
+        match written.and_then(failed).filter(|_| done == 0) {
+            None => done,
+            Some(error) => {
+                set_errno(error.raw_os_error());
+                -1
+            }
+        }
     }
 
     fn close_range(first: u32, last: u32, flags: c_int) -> c_int {

@@ -59,7 +59,8 @@ impl<'a> AccessSet<'a> {
         }
     }
 
-    fn nothing() -> Self {
+    /// Of a request that no lease is in the way of.
+    pub(crate) fn nothing() -> Self {
         Self::uses(&[])
     }
 
@@ -100,7 +101,8 @@ impl<'a> AccessSet<'a> {
     pub(crate) fn of(node: u64, operation: &Operation<'a>) -> Self {
         use Operation::*;
         match *operation {
-            Read(_) | Getattr(_) | Statx(_) | Lseek(_) | Bmap(_) => {
+            // A file system that does something at a close(2) does it with what clients wrote.
+            Read(_) | Getattr(_) | Statx(_) | Lseek(_) | Bmap(_) | Flush(_) => {
                 Self::uses(&[(node, Look, Part::Data)])
             }
             Write(arg) => Self {
@@ -141,8 +143,8 @@ impl<'a> AccessSet<'a> {
             Lookup(_) | Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_)
             | Opendir(_) | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy
             | Ioctl(..) | Syncfs(_) | Tmpfile(..) | Forget(_) | BatchForget(..) | Release(_)
-            | Releasedir(_) | Flush(_) | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_)
-            | Poll(_) | NotifyReply(_) => Self::nothing(),
+            | Releasedir(_) | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_) | Poll(_)
+            | NotifyReply(_) => Self::nothing(),
         }
     }
 }
@@ -184,7 +186,7 @@ mod tests {
         for &opcode in Opcode::ALL {
             use Opcode::*;
             let expected: &[_] = match opcode {
-                Read | Getattr | Statx | Lseek | Bmap => &[(NODE, Look, Data)],
+                Read | Getattr | Statx | Lseek | Bmap | Flush => &[(NODE, Look, Data)],
                 Write | Fallocate => &[(NODE, Change, Data)],
                 Setattr | Setxattr | Removexattr => &[(NODE, Change, Attributes)],
                 Link | CopyFileRange | CopyFileRange64 => continue,

@@ -12,6 +12,7 @@ use super::kernel;
 use crate::coherence::AccessSet;
 use crate::dispatch::attributes;
 use crate::fs::{Errno, FileSystem, Origin};
+use crate::interrupt::is_ending;
 use crate::reply::{OpenReply, Outcome, Reply};
 use crate::request::Request;
 use crate::session::Session;
@@ -23,9 +24,22 @@ pub(super) async fn answer<F: FileSystem>(session: &Session<F>, request: &Reques
         Some(create) => Box::pin(create_and_truncate(session, request, create)).await,
         None => {
             let access = AccessSet::of(request.node, &request.operation);
+            let access = match closes_as_it_ends(session, request) {
+                true => AccessSet::nothing(),
+                false => access,
+            };
             pin!(under_leases(session, request, &access)).await
         }
     }
+}
+
+/// Whether the end of a program closes a file of which a client has a lease. The client may be that very program, and could
+/// give nothing back: its socket is closed after its files.
+fn closes_as_it_ends<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> bool {
+    matches!(request.operation, Operation::Flush(_))
+        && matches!(request.origin, Origin::Kernel)
+        && session.coherence.is_leased(request.node)
+        && is_ending(request.cx.pid)
 }
 
 /// Lets a request begin once no lease is in its way, and answers it.
