@@ -5,8 +5,9 @@ use std::time::Instant;
 use uvfs_server::fs::*;
 
 use crate::cache::{self, Id};
-use crate::fs::{By, ObjectFs, Open};
-use crate::store;
+use crate::fs::{By, ObjectFs, Open, split};
+use crate::names::There;
+use crate::store::{self, Version};
 
 impl ClientSupport for ObjectFs {
     fn open_flags(&self, _: Node, fh: Handle) -> Result<OFlags> {
@@ -39,14 +40,23 @@ impl ClientSupport for ObjectFs {
         self.tree.lookups(node)
     }
 
-    /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length.
+    /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length. None of a
+    /// file that is open for writing: the next server does not go on with what was written and not closed (`Writing::resume`).
     fn identity(&self, node: Node) -> Option<Bytes> {
         if node == ROOT {
             return Some(self.fetch.store.name().into());
         }
         let known = self.known(node).ok()?;
-        let number = cache::id(&known.key(), known.state().version.as_ref()?);
+        let version = {
+            let state = known.state();
+            match &state.draft {
+                _ if state.writers > 0 => None,
+                Some(draft) => draft.state().replaces.clone(),
+                None => state.version.clone(),
+            }
+        };
         let key = known.key();
+        let number = cache::id(&key, &version?);
         let len = (key.len() as u32).to_le_bytes();
         Some([&number, &len[..], key.as_bytes()].concat())
     }
@@ -62,12 +72,19 @@ impl ClientSupport for ObjectFs {
             if !store::has_path(key) || !self.fetch.store.takes(key) {
                 return Err(Errno::STALE.into());
             }
+            let is_it = |version: &Version| cache::id(key, version) == *number;
+            let changed = self.writing.as_ref();
+            let changed = changed.and_then(|all| all.changed_to(split(key).0, key));
+            if let Some(there) = changed {
+                // The draft goes on from the version that the client knew.
+                let there = there.filter(|there| there.version().as_ref().is_some_and(is_it));
+                let draft = there.as_ref().and_then(There::draft);
+                let known = draft.and_then(|draft| self.tree.drafted(key, draft));
+                return Ok(self.entry(&*known.ok_or(Errno::STALE)?));
+            }
             let asked = Instant::now();
             let found = self.find(cx, key, &format!("{key}/")).await?;
-            let found = found.filter(|facts| {
-                let version = facts.version.as_ref();
-                version.is_some_and(|version| cache::id(key, version) == *number)
-            });
+            let found = found.filter(|facts| facts.version.as_ref().is_some_and(is_it));
             let facts = found.ok_or(Errno::STALE)?;
             let known = self.tree.looked_up(key.to_owned(), facts, asked);
             Ok(self.entry(&known))

@@ -67,7 +67,7 @@ pub struct ObjectFs {
     /// Objects that were fetched ahead, until they are opened or others take their place.
     ahead: Mutex<VecDeque<Arc<Object>>>,
     open: Mutex<Slab<Arc<Open>>>,
-    session: OnceLock<Arc<dyn SessionHandle>>,
+    pub(crate) session: OnceLock<Arc<dyn SessionHandle>>,
     /// The kernel, or the cache's file system, takes no backing files.
     no_backing: AtomicBool,
     pub(crate) options: Options,
@@ -94,6 +94,16 @@ pub(crate) enum Open {
     },
     /// The listing that READDIR goes through.
     Directory(Mutex<Option<Arc<Listing>>>),
+}
+
+impl Open {
+    /// The file, if it is open for writing. The kernel sends nothing else, but a client may.
+    pub(crate) fn written(&self) -> Result<&Arc<Known>> {
+        match self {
+            Self::File { known, flags, .. } if flags.intersects(OFlags::RWMODE) => Ok(known),
+            _ => Err(Errno::BADF.into()),
+        }
+    }
 }
 
 /// The way of an open file's reads.
@@ -479,7 +489,9 @@ impl ObjectFs {
 
     fn use_by(&self, known: &Known, state: &mut tree::State, origin: Origin) -> Result<By> {
         if origin != Origin::Kernel {
-            self.object(known, state)?;
+            if state.draft.is_none() {
+                self.object(known, state)?;
+            }
             state.clients += 1;
             return Ok(By::Client);
         }
@@ -554,6 +566,27 @@ impl ObjectFs {
         if !state.is_open() {
             state.object = None;
         }
+    }
+
+    /// Opens what another program has made meanwhile.
+    async fn open_made(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        if how.origin == Origin::Kernel {
+            // The kernel looks it up, and checks whether the program may open it.
+            return Err(Errno::STALE.into());
+        }
+        let entry = self.lookup(cx, parent, name).await?;
+        if entry.node == Node::default() {
+            return Err(Errno::NOENT.into());
+        }
+        let opened = self.open(cx, entry.node, how).await;
+        let opened = opened.inspect_err(|_| self.tree.forget(entry.node, 1))?;
+        Ok((entry, opened))
     }
 
     /// Reads from the store into the answer alone: the cache has no room.
@@ -684,12 +717,8 @@ impl FileSystem for ObjectFs {
         all
     }
 
-    /// Clients keep what they read of a version, so they have none of a file that changes.
     fn clients(&self) -> Option<&dyn ClientSupport> {
-        match self.writing {
-            None => Some(self),
-            Some(_) => None,
-        }
+        Some(self)
     }
 
     fn destroy(&self) {
@@ -819,9 +848,18 @@ impl FileSystem for ObjectFs {
 
     async fn read(&self, cx: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let open = self.handle(how.fh)?;
-        let Open::File { known, window, .. } = &*open else {
+        let Open::File {
+            known,
+            window,
+            flags,
+            ..
+        } = &*open
+        else {
             return Err(Errno::ISDIR.into());
         };
+        if flags.contains(OFlags::WRONLY) {
+            return Err(Errno::BADF.into());
+        }
         let draft = known.state().draft.clone();
         if let Some(draft) = draft {
             if !draft.has(how.offset) {
@@ -861,10 +899,7 @@ impl FileSystem for ObjectFs {
 
     async fn write(&self, cx: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let open = self.handle(how.fh)?;
-        match &*open {
-            Open::File { known, .. } => self.write_to(cx, known, how.offset, data).await,
-            Open::Directory(_) => Err(Errno::ISDIR.into()),
-        }
+        self.write_to(cx, open.written()?, how, data).await
     }
 
     async fn flush(&self, cx: &Context, _: Node, fh: Handle, _: LockOwner) -> Result<()> {
@@ -904,7 +939,12 @@ impl FileSystem for ObjectFs {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        let known = self.make_file(cx, parent, name, posix_of(cx, new)).await?;
+        let known = match self.make_file(cx, parent, name, posix_of(cx, new)).await {
+            Err(error) if error == Errno::EXIST && !how.flags.contains(OFlags::EXCL) => {
+                return Box::pin(self.open_made(cx, parent, name, how)).await;
+            }
+            made => made?,
+        };
         self.open_new(known, how)
     }
 

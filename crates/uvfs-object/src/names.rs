@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::sync::MutexGuard;
 use uvfs_server::fs::*;
+use uvfs_server::interrupt::{is_client, until_killed};
 
 use crate::draft::{self, Draft};
 use crate::fs::{ObjectFs, child, split};
@@ -49,7 +51,7 @@ impl There {
 
 impl Writing {
     /// What programs made of a name, if the store does not have that yet.
-    fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
+    pub(crate) fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
         let mut gone = self.is_new(directory).then_some(None);
         for key in [key, &format!("{key}/")] {
             let Some(draft) = self.drafts.get(key) else {
@@ -224,6 +226,39 @@ impl ObjectFs {
         })
     }
 
+    /// Keeps other programs from changing names in these directories. Among its own programs the kernel does that, but not
+    /// among clients.
+    async fn alone_in<'a>(
+        &self,
+        cx: &Context,
+        mut directories: Vec<&'a Arc<Known>>,
+    ) -> Result<Vec<MutexGuard<'a, ()>>> {
+        directories.sort_unstable_by_key(|known| known.node);
+        directories.dedup_by_key(|known| known.node);
+        let mut all = Vec::with_capacity(directories.len());
+        for known in directories {
+            let lock = until_killed(cx, known.making.lock()).await;
+            all.push(lock.ok_or(Errno::INTR)?);
+        }
+        Ok(all)
+    }
+
+    /// EEXIST for a name that is taken. The kernel has looked itself, but a client may have made the name since.
+    async fn is_free(&self, cx: &Context, parent: &Known, key: &str) -> Result<()> {
+        if parent.state().removed {
+            return Err(Errno::NOENT.into());
+        }
+        let made = self.writing()?.changed_to(&parent.key(), key);
+        let there = match made {
+            None if is_client(cx) => self.there(cx, parent, key).await?.0,
+            made => made.flatten(),
+        };
+        match there {
+            Some(_) => Err(Errno::EXIST.into()),
+            None => Ok(()),
+        }
+    }
+
     /// Has the store lose a removed name, before the name is made as something that does not take its place.
     async fn end_removal(&self, cx: &Context, key: String) -> Result<()> {
         let writing = self.writing()?.clone();
@@ -280,8 +315,10 @@ impl ObjectFs {
         posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
-        let directory = format!("{}/", new_key(&parent, name)?);
-        self.end_removal(cx, directory).await?;
+        let _alone = self.alone_in(cx, vec![&parent]).await?;
+        let key = new_key(&parent, name)?;
+        self.is_free(cx, &parent, &key).await?;
+        self.end_removal(cx, format!("{key}/")).await?;
         let _still = writing.moving.read().await;
         let key = new_key(&parent, name)?;
         if !self.fetch.store.takes(&key) {
@@ -401,12 +438,14 @@ impl ObjectFs {
         posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?.clone(), self.known(parent)?);
-        let key = format!("{}/", new_key(&parent, name)?);
+        let _alone = self.alone_in(cx, vec![&parent]).await?;
+        let name = new_key(&parent, name)?;
+        let key = format!("{name}/");
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
         }
-        self.end_removal(cx, key.trim_end_matches('/').to_owned())
-            .await?;
+        self.is_free(cx, &parent, &name).await?;
+        self.end_removal(cx, name).await?;
         let posix = match self.options.metadata {
             true => posix,
             false => Posix::default(),
@@ -450,6 +489,8 @@ impl ObjectFs {
         parent: Node,
         name: &CStr,
     ) -> Result<Unlinked> {
+        let directory = self.known(parent)?;
+        let _alone = self.alone_in(cx, vec![&directory]).await?;
         let (parent, key, there) = self.named(cx, parent, name).await?;
         let there = there.ok_or(Errno::NOENT)?;
         if there.is_directory() {
@@ -506,6 +547,17 @@ impl ObjectFs {
         parent: Node,
         name: &CStr,
     ) -> Result<Unlinked> {
+        let directory = self.known(parent)?;
+        let removed = (self.tree).at(&format!("{}/", new_key(&directory, name)?));
+        let both = [Some(&directory), removed.as_ref()];
+        let _alone = self
+            .alone_in(cx, both.into_iter().flatten().collect())
+            .await?;
+        self.take_directory(cx, parent, name).await
+    }
+
+    /// The same for a caller that is alone in both.
+    async fn take_directory(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         let (parent, key, there) = self.named(cx, parent, name).await?;
         match there {
             None => return Err(Errno::NOENT.into()),
@@ -555,6 +607,16 @@ impl ObjectFs {
         if !(flags - RenameFlags::NOREPLACE).is_empty() {
             return Err(Errno::INVAL.into());
         }
+        let directories = (self.known(parent)?, self.known(new_parent)?);
+        let replaced = (self.tree).at(&format!("{}/", new_key(&directories.1, new_name)?));
+        let all = [
+            Some(&directories.0),
+            Some(&directories.1),
+            replaced.as_ref(),
+        ];
+        let _alone = self
+            .alone_in(cx, all.into_iter().flatten().collect())
+            .await?;
         let (parent, from, there) = self.named(cx, parent, name).await?;
         let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
         let there = there.ok_or(Errno::NOENT)?;
@@ -575,7 +637,7 @@ impl ObjectFs {
         }
         if directory {
             let replaced = match other {
-                Some(_) => self.remove_directory(cx, new_parent.node, new_name).await?,
+                Some(_) => self.take_directory(cx, new_parent.node, new_name).await?,
                 None => Unlinked::default(),
             };
             let (from, to) = (format!("{from}/"), format!("{to}/"));

@@ -19,7 +19,7 @@ pub(crate) struct Known {
     directory: bool,
     name: Mutex<Name>,
     pub(crate) state: Mutex<State>,
-    /// Held while a draft of it begins.
+    /// Held while a draft of it begins and while a program appends to it, and while names in a directory change.
     pub(crate) making: tokio::sync::Mutex<()>,
 }
 

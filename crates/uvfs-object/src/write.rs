@@ -244,10 +244,20 @@ impl ObjectFs {
         &self,
         cx: &Context,
         known: &Arc<Known>,
-        offset: u64,
+        how: &IoHow,
         data: &Payload,
     ) -> Result<usize> {
         let draft = self.draft(cx, known, u64::MAX).await?;
+        // Programs of the kernel may know an older size than clients do: both append where the file ends now.
+        let appends = how.flags.contains(OFlags::APPEND) && !how.from_cache;
+        let _one = locked(appends.then_some(&known.making)).await;
+        let offset = match appends {
+            true => draft.file.metadata()?.len(),
+            false => how.offset,
+        };
+        if how.kill_suidgid {
+            self.kill_suidgid(known, &draft);
+        }
         let writing = self.writing()?;
         if writing.back && self.fetch.cache.is_full_of_drafts() {
             let (writing, patience) = (writing.clone(), self.options.timeout);
@@ -262,11 +272,7 @@ impl ObjectFs {
         draft.writer.store(cx.pid, Ordering::Relaxed);
         let range = offset..offset.saturating_add(data.len() as u64);
         draft.change(&range)?;
-        let mut written = ops::write_at(&draft.data, data, offset, 0).await;
-        if written == Err(Errno::NOSPC) {
-            self.fetch.cache.make_room();
-            written = ops::write_at(&draft.data, data, offset, 0).await;
-        }
+        let written = self.write_all(&draft, offset, how, data).await;
         draft.change(&range)?;
         let written = written?;
         draft.count()?;
@@ -274,6 +280,45 @@ impl ObjectFs {
             writing.send_parts(&draft);
         }
         Ok(written)
+    }
+
+    /// Writes all that the disk takes. A page cache takes its pages for written unless it hears of an error.
+    async fn write_all(
+        &self,
+        draft: &Draft,
+        offset: u64,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        let (mut done, mut may_make_room) = (0, true);
+        while done < data.len() {
+            let (rest, at) = (data.slice(done..data.len()), offset + done as u64);
+            match ops::write_at(&draft.data, &rest, at, 0).await {
+                Ok(0) => break,
+                Ok(more) => done += more,
+                Err(Errno::NOSPC) if std::mem::take(&mut may_make_room) => {
+                    self.fetch.cache.make_room();
+                }
+                Err(_) if done > 0 && !how.from_cache => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        match done < data.len() && how.from_cache {
+            true => Err(Errno::IO.into()),
+            false => Ok(done),
+        }
+    }
+
+    /// A client's write takes set-user-id and set-group-id away. For its own programs the kernel does.
+    fn kill_suidgid(&self, known: &Known, draft: &Draft) {
+        let changed = {
+            let mode = &mut draft.state().posix.mode;
+            let now = mode.map(|mode| mode & !0o6000);
+            std::mem::replace(mode, now) != now
+        };
+        if changed && let Some(session) = self.session.get() {
+            session.attributes_changed(known.node);
+        }
     }
 
     pub(crate) async fn allocate(
@@ -284,10 +329,7 @@ impl ObjectFs {
         mode: FallocateFlags,
     ) -> Result<()> {
         let open = self.handle(fh)?;
-        let Open::File { known, .. } = &*open else {
-            return Err(Errno::BADF.into());
-        };
-        let draft = self.draft(cx, known, u64::MAX).await?;
+        let draft = self.draft(cx, open.written()?, u64::MAX).await?;
         // Some modes move what lies behind the range.
         let changed = range.0..u64::MAX;
         draft.change(&changed)?;
@@ -335,6 +377,8 @@ impl ObjectFs {
         self.writing()?;
         let now = self.attr(&known);
         let mode = set.mode.map(|mode| mode.as_raw_mode() & 0o7777);
+        let kills = set.kill_suidgid && metadata;
+        let mode = mode.or(kills.then_some(now.mode & 0o1777));
         let mode = mode.filter(|mode| *mode != now.mode & 0o7777);
         let uid = set.uid.filter(|uid| *uid != now.uid);
         let gid = set.gid.filter(|gid| *gid != now.gid);
