@@ -683,6 +683,8 @@ impl FileSystem for ObjectFs {
         if let Some(writing) = &self.writing {
             // The kernel truncates after it has opened, because only it knows whether a program runs from the file.
             config.wanted -= InitFlags::ATOMIC_O_TRUNC;
+            // Clients change sizes, which the kernel then has to ask for before it reads.
+            config.wanted |= InitFlags::AUTO_INVAL_DATA;
             writing.resume();
             if writing.back {
                 writing.commit_each_second();

@@ -21,6 +21,9 @@ use crate::tree::Known;
 use crate::upload::Removal;
 use crate::write::{Writer, complete, locked};
 
+/// Between the kernel's look at a name and the request that makes it is less time.
+const LOOKED: Duration = Duration::from_secs(60);
+
 /// What is at a key.
 pub(crate) enum There {
     Draft(Arc<Draft>),
@@ -239,18 +242,25 @@ impl ObjectFs {
         for known in directories {
             let lock = until_killed(cx, known.making.lock()).await;
             all.push(lock.ok_or(Errno::INTR)?);
+            if is_client(cx) {
+                known.state().by_client = Some(Instant::now());
+            }
         }
         Ok(all)
     }
 
     /// EEXIST for a name that is taken. The kernel has looked itself, but a client may have made the name since.
     async fn is_free(&self, cx: &Context, parent: &Known, key: &str) -> Result<()> {
-        if parent.state().removed {
-            return Err(Errno::NOENT.into());
-        }
+        let clients = {
+            let state = parent.state();
+            if state.removed {
+                return Err(Errno::NOENT.into());
+            }
+            (state.by_client).is_some_and(|changed| changed.elapsed() < LOOKED)
+        };
         let made = self.writing()?.changed_to(&parent.key(), key);
         let there = match made {
-            None if is_client(cx) => self.there(cx, parent, key).await?.0,
+            None if clients => self.there(cx, parent, key).await?.0,
             made => made.flatten(),
         };
         match there {

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) writers: u64,
     /// No name leads to it any more.
     pub(crate) removed: bool,
+    /// When a client changed names in this directory.
+    pub(crate) by_client: Option<Instant>,
     /// A directory that has a marker.
     pub(crate) marked: bool,
     pub(crate) pages: Pages,

@@ -310,7 +310,7 @@ pub fn until_it_is_back(dir: &Path, flags: &str) -> String {
 }
 
 /// A client for the whole file system that `dir` is the mount of.
-fn client_of(dir: &Path) -> Client {
+pub fn client_of(dir: &Path) -> Client {
     let file = create(&dir.join("way in"));
     let client = attach(&Token::of(file.as_fd()).unwrap());
     fs::remove_file(dir.join("way in")).unwrap();

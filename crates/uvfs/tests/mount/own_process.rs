@@ -58,6 +58,12 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("beside_direct_writer", view::beside_direct_writer),
     #[cfg(feature = "object")]
     ("store_by_paths", remote::clients::by_paths),
+    #[cfg(feature = "object")]
+    ("store_closes", remote::written::closes),
+    #[cfg(feature = "object")]
+    ("store_one_name", remote::written::one_name),
+    #[cfg(feature = "object")]
+    ("store_random_calls", remote::written::random_calls),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

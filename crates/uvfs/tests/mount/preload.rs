@@ -71,21 +71,26 @@ pub fn same_as_host(
     for program in programs {
         assert!(has(&[Need::Program(program)]));
     }
-    let host = served.scratch.dir("host");
-    fs::create_dir(served.source.join("work")).unwrap();
-    fs::create_dir(host.join("work")).unwrap();
+    same_on(how, &served.mount, &served.source, script)
+}
+
+/// As [`same_as_host`], on a mount of which the server has the files in `source`.
+pub fn same_on(how: How, mount: &Mount, source: &Path, script: &str) -> Outcome {
+    let scratch = Scratch::new();
+    let host = scratch.dir("host");
+    for dir in [&host, &mount.at] {
+        fs::create_dir(dir.join("work")).unwrap();
+    }
     let script = format!("cd \"$1\"/work; {script}");
     let on_host = run_within(LATER, &mut shell(&script, &[&host])).ok();
-    let outcome = served
-        .mount
-        .run_within(LATER, &mut under(how, &script, &[&served.mount.at]));
+    let outcome = mount.run_within(LATER, &mut under(how, &script, &[&mount.at]));
     assert!(outcome.status.success(), "{outcome}");
     assert_eq!(outcome.stdout, on_host, "{outcome}");
     // And the trees are the same, seen by the server.
     run(Command::new("diff")
         .args(["-r", "--no-dereference"])
         .arg(host.join("work"))
-        .arg(served.source.join("work")))
+        .arg(source.join("work")))
     .ok();
     outcome
 }
@@ -100,13 +105,8 @@ fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
 }
 
-/// cp, tar, sort and other everyday programs leave the same files under `uvfs run`.
-#[test]
-fn everyday_programs() {
-    if !can() {
-        return;
-    }
-    let script = r#"
+/// cp, tar, sort and other everyday programs.
+pub const EVERYDAY: &str = r#"
         seq 200000 >numbers
         dd if=numbers of=copy bs=7k status=none
         dd if=numbers of=copy2 bs=64k iflag=direct oflag=direct conv=notrunc status=none || cp numbers copy2
@@ -120,8 +120,36 @@ fn everyday_programs() {
         md5sum * 2>/dev/null | grep -v archive || true
         wc -c numbers; tail -n 2 numbers; head -c 20 part | od -c | head -3
     "#;
+
+/// sqlite and git.
+pub const DATABASES: &str = r#"
+        for mode in delete wal; do
+            sqlite3 $mode.db "pragma journal_mode=$mode; create table t(a integer primary key, b);" >/dev/null
+            for i in 1 2 3; do
+                sqlite3 $mode.db "insert into t(b) with recursive c(x) as (select 1 union all
+                    select x+1 from c where x<500) select 'row '||x from c; delete from t where a%7=0;"
+            done
+            sqlite3 $mode.db "select count(*), sum(a), max(b) from t; pragma integrity_check;"
+            sqlite3 $mode.db .dump | md5sum; rm $mode.db*
+        done
+        git init -q -b main repo; cd repo
+        git config user.name n; git config user.email e; git config gc.auto 0
+        for i in $(seq 20); do seq $((i * 50)) >file$i; done
+        git add .; GIT_AUTHOR_DATE='2001-01-01 00:00:00 +0000' GIT_COMMITTER_DATE='2001-01-01 00:00:00 +0000' git commit -q -m one
+        for i in $(seq 20); do echo more >>file$i; done
+        GIT_AUTHOR_DATE='2002-01-01 00:00:00 +0000' GIT_COMMITTER_DATE='2002-01-01 00:00:00 +0000' git commit -q -a -m two
+        git repack -q -a -d; git fsck --strict 2>/dev/null; git log --format=%H; git status --short
+        cd ..; git clone -q repo clone; git -C clone log --format=%H; rm -rf repo clone
+    "#;
+
+/// cp, tar, sort and other everyday programs leave the same files under `uvfs run`.
+#[test]
+fn everyday_programs() {
+    if !can() {
+        return;
+    }
     for transport in transports() {
-        let outcome = same_as_host(How::Eager, transport, &["tar"], script);
+        let outcome = same_as_host(How::Eager, transport, &["tar"], EVERYDAY);
         assert!(served_any(&outcome), "{outcome}");
     }
 }
@@ -148,26 +176,7 @@ fn databases_and_repositories() {
     if !can() || !has(&["sqlite3", "git"].map(Need::Program)) {
         return;
     }
-    let script = r#"
-        for mode in delete wal; do
-            sqlite3 $mode.db "pragma journal_mode=$mode; create table t(a integer primary key, b);" >/dev/null
-            for i in 1 2 3; do
-                sqlite3 $mode.db "insert into t(b) with recursive c(x) as (select 1 union all
-                    select x+1 from c where x<500) select 'row '||x from c; delete from t where a%7=0;"
-            done
-            sqlite3 $mode.db "select count(*), sum(a), max(b) from t; pragma integrity_check;"
-            sqlite3 $mode.db .dump | md5sum; rm $mode.db*
-        done
-        git init -q -b main repo; cd repo
-        git config user.name n; git config user.email e; git config gc.auto 0
-        for i in $(seq 20); do seq $((i * 50)) >file$i; done
-        git add .; GIT_AUTHOR_DATE='2001-01-01 00:00:00 +0000' GIT_COMMITTER_DATE='2001-01-01 00:00:00 +0000' git commit -q -m one
-        for i in $(seq 20); do echo more >>file$i; done
-        GIT_AUTHOR_DATE='2002-01-01 00:00:00 +0000' GIT_COMMITTER_DATE='2002-01-01 00:00:00 +0000' git commit -q -a -m two
-        git repack -q -a -d; git fsck --strict 2>/dev/null; git log --format=%H; git status --short
-        cd ..; git clone -q repo clone; git -C clone log --format=%H; rm -rf repo clone
-    "#;
-    same_as_host(How::Eager, Transport::Dev, &[], script);
+    same_as_host(How::Eager, Transport::Dev, &[], DATABASES);
 }
 
 /// fio reads back the blocks that it wrote.
@@ -223,8 +232,13 @@ fn fsx_reads_back() {
     if !can() || !has(&[Need::Tool("fsx")]) {
         return;
     }
-    let served = Served::new(&Serve::for_clients(Transport::Dev));
-    let configuration = served.scratch.path("configuration");
+    fsx_on(&Served::new(&Serve::for_clients(Transport::Dev)).mount);
+}
+
+/// Has fsx under `uvfs run` read back what it writes on a mount.
+pub fn fsx_on(mount: &Mount) {
+    let scratch = Scratch::new();
+    let configuration = scratch.path("configuration");
     // Without mappings: after the first the file is the kernel's. Its calls must be the C library's.
     let text = "[opsize]\nmax = 65536\n[weights]\nclose_open = 1\ninvalidate = 0\nmapread = 0\n\
                 mapwrite = 0\nread = 10\nwrite = 10\ntruncate = 10\nfsync = 1\nfdatasync = 1\n\
@@ -233,11 +247,11 @@ fn fsx_reads_back() {
     fs::write(&configuration, text).unwrap();
     let operations = if full() { 20_000 } else { 2_000 };
     let script = r#"exec "$1" -q -N "$5" -S 11 -P "$2" -f "$3" "$4""#;
-    let (tool, scratch, file) = (tool("fsx"), served.scratch.path(""), served.at("file"));
+    let (tool, dir, file) = (tool("fsx"), scratch.path(""), mount.at.join("file"));
     let operations = operations.to_string();
-    let args: [&Path; 5] = [&tool, &scratch, &configuration, &file, operations.as_ref()];
+    let args: [&Path; 5] = [&tool, &dir, &configuration, &file, operations.as_ref()];
     let mut command = under(How::Eager, script, &args);
-    let outcome = served.mount.run_within(LATER, &mut command);
+    let outcome = mount.run_within(LATER, &mut command);
     assert!(
         outcome.status.success() && served_any(&outcome),
         "{outcome}"
@@ -250,6 +264,13 @@ fn agrees_with_a_plain_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
+    for transport in transports() {
+        agree_on(&Served::new(&Serve::for_clients(transport)).mount);
+    }
+}
+
+/// Has two programs on one file of a mount, one under `uvfs run` and one not, agree on it.
+pub fn agree_on(mount: &Mount) {
     let program = r##"
 import os, random, subprocess, sys
 path, uvfs = sys.argv[1], sys.argv[2:]
@@ -297,19 +318,16 @@ for step in range(500):
 for one in both: one.stdin.close(); assert one.wait() == 0
 print("agreed")
 "##;
-    for transport in transports() {
-        let served = Served::new(&Serve::for_clients(transport));
-        let mut both = command("python3", ["-c", program]);
-        let run = uvfs_run(How::Eager);
-        both.arg(served.at("file"))
-            .arg(run.get_program())
-            .args(run.get_args())
-            .arg("--")
-            .env("UVFS_PRELOAD", library());
-        let outcome = served.mount.run_within(LATER, &mut both);
-        assert_eq!(outcome.stdout, "agreed\n", "{outcome}");
-        assert!(served_any(&outcome), "{outcome}");
-    }
+    let mut both = command("python3", ["-c", program]);
+    let run = uvfs_run(How::Eager);
+    both.arg(mount.at.join("file"))
+        .arg(run.get_program())
+        .args(run.get_args())
+        .arg("--")
+        .env("UVFS_PRELOAD", library());
+    let outcome = mount.run_within(LATER, &mut both);
+    assert_eq!(outcome.stdout, "agreed\n", "{outcome}");
+    assert!(served_any(&outcome), "{outcome}");
 }
 
 /// `uvfs run` ends with the program's exit status.

@@ -3,6 +3,7 @@
 pub(crate) mod clients;
 mod killed;
 mod writes;
+pub(crate) mod written;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

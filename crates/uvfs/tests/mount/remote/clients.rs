@@ -22,7 +22,7 @@ use crate::stores::At;
 /// With this option the kernel reads no file by itself, so that clients may have them all.
 const NOT_BACKED: &str = "passthrough=off";
 
-fn can() -> bool {
+pub(super) fn can() -> bool {
     has(&[
         Need::Mount(Transport::Dev),
         Need::Uvfs,
@@ -37,7 +37,7 @@ fn content(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// A program in python with arguments, without or with `uvfs run --eager`.
-fn python(under: bool, program: &str, args: &[&Path]) -> Command {
+pub(super) fn python(under: bool, program: &str, args: &[&Path]) -> Command {
     let mut command = match under {
         true => {
             let mut command = uvfs_run(How::Eager);
@@ -132,15 +132,15 @@ for name in sorted(os.listdir(sys.argv[1])):
 }
 
 /// A program that stops amid its work.
-struct Program {
-    running: Running,
+pub(super) struct Program {
+    pub(super) running: Running,
     done: PathBuf,
 }
 
 impl Program {
     /// Starts `work` on the object `file`, and returns when it calls `meanwhile`.
     #[track_caller]
-    fn start(store: &InMemory, under: bool, work: &str) -> Self {
+    pub(super) fn start(store: &InMemory, under: bool, work: &str) -> Self {
         const TOOLS: &str = r#"
 import os, sys, time
 path, has, done = sys.argv[1:]
@@ -163,12 +163,12 @@ def meanwhile():
     }
 
     /// Lets it go on.
-    fn goes_on(&self) {
+    pub(super) fn goes_on(&self) {
         fs::write(&self.done, "").unwrap();
     }
 
     #[track_caller]
-    fn ends(mut self) -> Outcome {
+    pub(super) fn ends(mut self) -> Outcome {
         self.running.wait(SOON).unwrap_or_else(|| {
             self.running.kill();
             panic!("it hangs: {}", self.running.stderr());
