@@ -447,7 +447,7 @@ pub fn random_calls(dir: &Path, argument: &str) -> String {
     let (seed, host) = argument.split_once(' ').unwrap();
     let (clients, host) = ([client_of(dir), client_of(dir)], Path::new(host));
     let mut random = Random(seed.parse().unwrap());
-    let mut held: Vec<(Held, Held, &str, String)> = Vec::new();
+    let mut held: Vec<(Held, Held, Opening, String)> = Vec::new();
     let mut last = Vec::new();
     let plain = Place {
         dir: host,
@@ -513,7 +513,7 @@ pub fn random_calls(dir: &Path, argument: &str) -> String {
                         };
                         assert_eq!(done, [Ok(()), Ok(())], "{}", tail(&last));
                         if below(2) == 0 && held.len() < 5 {
-                            held.push((file, expected, who, one));
+                            held.push((file, expected, how, format!("{who} {one}")));
                         } else {
                             same!(file.close(), expected.close());
                         }
@@ -548,10 +548,10 @@ pub fn random_calls(dir: &Path, argument: &str) -> String {
             _ if held.is_empty() => {}
             _ => {
                 let index = below(held.len() as u64) as usize;
-                let (file, expected, who, name) = &held[index];
+                let (file, expected, how, name) = &held[index];
                 let what = below(6);
                 last.push(format!(
-                    "{step}: {who} does {what} of the open {name} at {at}, {len} bytes"
+                    "{step}: {what} of the open {name} at {at}, {len} bytes"
                 ));
                 match what {
                     0 | 1 => {
@@ -563,8 +563,11 @@ pub fn random_calls(dir: &Path, argument: &str) -> String {
                     3 => {
                         same!(file.sync(), expected.sync());
                     }
-                    4 => {
+                    4 if how.append => {
                         same!(file.append(&bytes), expected.append(&bytes));
+                    }
+                    4 => {
+                        same!(file.write(at, &bytes), expected.write(at, &bytes));
                     }
                     _ => {
                         let (file, expected, ..) = held.swap_remove(index);
