@@ -467,7 +467,9 @@ impl ObjectFs {
                 true => {
                     let removal = writing.drafts.removal(&made);
                     let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
-                    let directory = draft::directory(&made, posix);
+                    let mut directory = draft::directory(&made, posix);
+                    // The store may have the one that was removed.
+                    directory.anew = removal.is_some();
                     writing.later(directory, removal.as_ref())?;
                     if let Some(removal) = removal.as_ref() {
                         writing.discard(&made, removal);
@@ -585,7 +587,8 @@ impl ObjectFs {
                 return Err(Errno::NOTEMPTY.into());
             }
             if writing.back {
-                if !writing.is_new(&name) {
+                let anew = made.as_ref().is_some_and(|made| made.state().anew);
+                if anew || !writing.is_new(&name) {
                     let removal = draft::change_of_name(&name, None, true);
                     writing.later(removal, made.as_ref())?;
                 }

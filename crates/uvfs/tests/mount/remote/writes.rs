@@ -44,6 +44,25 @@ fn what_is_written_anew_when_the_server_is_killed() {
     assert_eq!(bucket.objects.keys().filter(beside).count(), 1);
 }
 
+/// A directory that is removed, made and removed again before the store hears of it is gone, and a file may take its name.
+#[test]
+fn a_directory_is_removed_twice() {
+    let Some(store) = Stored::new() else {
+        return;
+    };
+    run(store.mount().args(["-o", "write=back"])).ok();
+    let dir = store.at.join("dir");
+    fs::remove_dir(&dir).unwrap();
+    fs::create_dir(&dir).unwrap();
+    fs::remove_dir(&dir).unwrap();
+    fs::write(&dir, "a file").unwrap();
+    store.unmount();
+    assert_eq!(
+        fs::read(store.scratch.path("store/dir")).unwrap(),
+        b"a file"
+    );
+}
+
 /// A mount is writable by its option alone, and not by fstab's `rw`.
 #[test]
 fn a_store_is_written_by_the_option() {
