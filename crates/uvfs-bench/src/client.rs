@@ -81,7 +81,7 @@ impl Job {
         let limit = match self {
             Job::Wakeup(job) => PATIENCE + Duration::from_secs_f64(2.0 * job.seconds),
             // A slow server of an object store is measured too.
-            Job::Remote(_) => 10 * PATIENCE,
+            Job::Remote(_) | Job::Writeback(_) => 10 * PATIENCE,
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;

@@ -25,6 +25,9 @@ const START: Duration = Duration::from_secs(20);
 /// How long a server may take to end once it is unmounted, and again once it is told to.
 const STOP: Duration = Duration::from_secs(5);
 
+/// The same of a server of an object store, which may have to put what was written.
+const STOP_STORE: Duration = Duration::from_secs(600);
+
 /// Something that is measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Target {
@@ -308,7 +311,7 @@ struct Server<'w> {
     place: Address,
     log: PathBuf,
     /// Goes after it.
-    _workspace: &'w Workspace,
+    workspace: &'w Workspace,
 }
 
 impl<'w> Server<'w> {
@@ -333,7 +336,7 @@ impl<'w> Server<'w> {
             process,
             place,
             log: log_path,
-            _workspace: workspace,
+            workspace,
         };
         let mut probe = probe.spawn()?;
         let error = match wait_any(&[&probe, &server.process], START) {
@@ -390,8 +393,12 @@ impl Drop for Server<'_> {
             }
             Address::Socket(_) => self.process.signal(Signal::TERM),
         }
+        let stop = match self.workspace.stored() {
+            Some(_) => STOP_STORE,
+            None => STOP,
+        };
         for signal in [Signal::TERM, Signal::KILL] {
-            if self.process.wait(STOP) {
+            if self.process.wait(stop) {
                 break;
             }
             tracing::warn!("the server does not end, sending it {signal:?}");

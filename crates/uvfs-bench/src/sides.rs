@@ -33,11 +33,11 @@ impl Peers {
     }
 }
 
-/// An object store in place of the source directory, for benchmarks that read.
+/// An object store in place of the source directory.
 #[derive(clap::Args)]
 pub struct Stored {
-    /// Serve an object store, as `uvfs mount` takes it, read-only: what writes is left out, and so is the side client. Each
-    /// server begins with an empty cache below --dir ({cache} in the command of --peer, which needs no {source} then)
+    /// Serve an object store, as `uvfs mount` takes it. Each server begins with an empty cache below --dir ({cache} in the
+    /// command of --peer, which needs no {source} then)
     #[arg(long, value_name = "URI", requires = "objects")]
     source: Option<String>,
     /// The directory in which that store has the objects of that bucket and prefix, as gateways to a file system do
@@ -77,17 +77,20 @@ impl Stored {
         }
     }
 
-    /// The targets, as [`Sides::targets`] gives them for a directory.
-    pub fn targets(&self, sides: &Sides, all: &[Side], clients: &[Target]) -> Result<Vec<Target>> {
+    /// The targets, as [`Sides::targets`] gives them for a directory. A store has a side client if it has `clients`.
+    pub fn targets(
+        &self,
+        sides: &Sides,
+        all: &[Side],
+        options: &[&str],
+        clients: &[Target],
+    ) -> Result<Vec<Target>> {
         if !self.is_some() {
-            return sides.targets(all, &[], clients);
+            return sides.targets(all, options, clients);
         }
-        let all: Vec<Side> = all
-            .iter()
-            .copied()
-            .filter(|side| *side != Side::Client)
-            .collect();
-        let mut targets = sides.without_peers(&all, &[], &[])?;
+        let mut all = all.to_vec();
+        all.retain(|side| *side != Side::Client || !clients.is_empty());
+        let mut targets = sides.without_peers(&all, options, clients)?;
         sides.peers.add_any_to(&mut targets)?;
         Ok(targets)
     }

@@ -79,13 +79,15 @@ impl Workspace {
 
     /// Works in a directory of a store's objects, in which the store has those of this URI.
     pub fn over_store(mut self, uri: &str, objects: &Path) -> Result<Self> {
-        // The store may run as another user.
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        let objects = tempfile::Builder::new()
+        let what = || format!("{}: making objects", objects.display());
+        let made = tempfile::Builder::new()
             .prefix("uvfs-bench.")
-            .permissions(open)
             .tempdir_in(objects)
-            .context(|| format!("{}: making objects", objects.display()))?;
+            .context(what)?;
+        // The store may run as another user, and puts objects there.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(made.path(), open).context(what)?;
+        let objects = made;
         let uri = uri.to_owned();
         self.stored = Some(Stored { uri, objects });
         Ok(self)

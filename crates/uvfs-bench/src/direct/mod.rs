@@ -36,6 +36,8 @@ source directory, with it a FUSE file system of this benchmark's own, over the s
   client-one-at-a-time  the same, but each piece is waited for before the next is sent; it is only
                         here, to show what that costs
 
+With --source the mount is read-only: writes are left out, and so is the side client.
+
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
 
@@ -197,7 +199,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         sides::client("client-one-at-a-time", false, true),
     ];
     let stored = &args.stored;
-    let targets = stored.targets(&args.sides, &Side::CALLS, &clients)?;
+    let clients = match stored.is_some() {
+        true => &[][..],
+        false => &clients,
+    };
+    let targets = stored.targets(&args.sides, &Side::CALLS, &[], clients)?;
     let latencies = match stored.is_some() {
         true => &[0][..],
         false => &args.latency_us,

@@ -48,6 +48,8 @@ The sides are:
   mount-dev  the same over /dev/fuse
   run        the same mount, with each process under `uvfs run`
 
+With --source the mount is read-only: what writes is left out.
+
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
 
@@ -305,7 +307,7 @@ fn together(results: &[Loaded]) -> Measured {
 pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let stored = &args.stored;
-    let targets = stored.targets(&args.sides, &Side::PROGRAMS, &[])?;
+    let targets = stored.targets(&args.sides, &Side::PROGRAMS, &[], &[])?;
     let seconds = args.seconds.unwrap_or(common.pick(0.1, 1.0));
     if !(0.01..=3600.0).contains(&seconds) {
         return Err(Error::usage("--seconds: from 0.01 to 3600"));

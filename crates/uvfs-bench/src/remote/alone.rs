@@ -1,5 +1,6 @@
 //! OpenDAL alone, without a file system: what a mount reaches where the store is the limit.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -22,15 +23,23 @@ const FILES: usize = 64;
 pub struct Alone {
     runtime: Runtime,
     operator: Operator,
+    /// Of all keys, with a slash at its end.
+    prefix: String,
 }
 
 impl Alone {
-    pub fn open(uri: &str) -> Result<Self> {
+    /// The objects of a store below a name.
+    pub fn open(uri: &str, name: &OsStr) -> Result<Self> {
         let context = || "the store".to_owned();
         Ok(Self {
             runtime: Runtime::new().context(context)?,
             operator: uvfs_object::operator(uri).context(context)?,
+            prefix: format!("{}/", name.to_string_lossy()),
         })
+    }
+
+    fn key(&self, name: &str) -> String {
+        [&*self.prefix, name].concat()
     }
 
     /// Puts the files of a directory into the store.
@@ -44,7 +53,8 @@ impl Alone {
         }
         let put = |key: String| async move {
             let bytes = fs::read(dir.join(&key))?;
-            let writer = self.operator.writer_with(&key).chunk(16 << 20);
+            let to = self.key(&key);
+            let writer = self.operator.writer_with(&to).chunk(16 << 20);
             let mut writer = writer.concurrent(4).await?;
             writer.write(bytes).await?;
             writer.close().await?;
@@ -69,13 +79,13 @@ impl Alone {
 
     async fn list(&self) -> io::Result<Measured> {
         let watch = Watch::start();
-        let listed = self.operator.list(&format!("{NAMES}/")).await?;
+        let listed = self.operator.list(&self.key(&format!("{NAMES}/"))).await?;
         Ok(watch.stop(listed.len() as f64))
     }
 
     async fn small(&self) -> io::Result<Measured> {
         let watch = Watch::start();
-        let listed = self.operator.list(&format!("{SMALL}/")).await?;
+        let listed = self.operator.list(&self.key(&format!("{SMALL}/"))).await?;
         let read = |entry: uvfs_object::opendal::Entry| async move {
             self.operator.read(entry.path()).await.map(drop)
         };
@@ -96,7 +106,7 @@ impl Alone {
         requests: usize,
         ranges: impl Iterator<Item = std::ops::Range<u64>>,
     ) -> io::Result<()> {
-        let reader = self.operator.reader(key).await?;
+        let reader = self.operator.reader(&self.key(key)).await?;
         let read = |range| async {
             let mut bytes = reader.clone().into_stream(range).await?;
             while bytes.next().await.transpose()?.is_some() {}
@@ -108,7 +118,11 @@ impl Alone {
 
     async fn stream(&self) -> io::Result<Measured> {
         let watch = Watch::start();
-        let size = self.operator.stat(STREAM).await?.content_length();
+        let size = self
+            .operator
+            .stat(&self.key(STREAM))
+            .await?
+            .content_length();
         let parts = (0..size.div_ceil(PART)).map(|n| n * PART..size.min((n + 1) * PART));
         self.ranges(STREAM, PARTS, parts).await?;
         Ok(watch.stop(size as f64 / f64::from(1 << 20)))
@@ -116,7 +130,11 @@ impl Alone {
 
     async fn random(&self) -> io::Result<Measured> {
         let watch = Watch::start();
-        let size = self.operator.stat(RANDOM).await?.content_length();
+        let size = self
+            .operator
+            .stat(&self.key(RANDOM))
+            .await?
+            .content_length();
         let pieces = job::shuffled(size / PIECE as u64);
         let parts = pieces
             .iter()

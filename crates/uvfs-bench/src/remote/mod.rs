@@ -5,7 +5,7 @@ pub mod job;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -28,7 +28,7 @@ Examples:
     's3://bucket?endpoint=http://127.0.0.1:9000' --dir /var/tmp
 
 The store has to keep its objects as files of a directory, as gateways to a file system do. The benchmark puts
-its objects into the store, and removes them from that directory at the end. Each round gives each server an empty cache below
+its objects into the store below a name of their own, and removes them from that directory at the end. Each round gives each server an empty cache below
 --dir and does the works in their order, the second of a pair with what the first one left in the cache. As root it
 drops the kernel's page cache before each work, and reads the store's files into it for the first of a pair, so that
 the store answers from memory.
@@ -72,52 +72,21 @@ pub struct Args {
 /// The side without a file system.
 const OPENDAL: &str = "opendal";
 
-/// Objects, removed at the end.
-struct Objects(PathBuf);
-
-impl Objects {
-    fn make(args: &Args, alone: &Alone, bytes: u64, names: u64, files: u64) -> Result<Self> {
-        let dir = &args.objects;
-        let what = || format!("{}: making objects", dir.display());
-        let made = [STREAM, RANDOM, job::NAMES, SMALL];
-        if let Some(there) = made.iter().find(|name| dir.join(name).exists()) {
-            let there = format!("{}: is there already", dir.join(there).display());
-            return Err(uvfs_cli::Error::new(there));
+/// Reads all of a work's objects, so that the store has them in memory.
+fn warm(objects: &Path, work: RemoteWork) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut read = |path: PathBuf| -> io::Result<()> {
+        let mut file = File::open(path)?;
+        while file.read(&mut buffer)? > 0 {}
+        Ok(())
+    };
+    match work {
+        RemoteWork::Stream => read(objects.join(STREAM)),
+        RemoteWork::Random => read(objects.join(RANDOM)),
+        RemoteWork::Small => {
+            (fs::read_dir(objects.join(SMALL))?).try_for_each(|entry| read(entry?.path()))
         }
-        let objects = Self(dir.to_owned());
-        let made = args.common.workspace(2 * bytes)?;
-        job::fill(&made.source(), bytes, names, files).context(what)?;
-        alone.put(&made.source())?;
-        Ok(objects)
-    }
-
-    /// Reads all of a work's objects, so that the store has them in memory.
-    fn warm(&self, work: RemoteWork) -> io::Result<()> {
-        let mut buffer = vec![0; 1 << 20];
-        let mut read = |path: PathBuf| -> io::Result<()> {
-            let mut file = File::open(path)?;
-            while file.read(&mut buffer)? > 0 {}
-            Ok(())
-        };
-        match work {
-            RemoteWork::Stream => read(self.0.join(STREAM)),
-            RemoteWork::Random => read(self.0.join(RANDOM)),
-            RemoteWork::Small => {
-                (fs::read_dir(self.0.join(SMALL))?).try_for_each(|entry| read(entry?.path()))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for Objects {
-    fn drop(&mut self) {
-        for file in [STREAM, RANDOM] {
-            let _ = fs::remove_file(self.0.join(file));
-        }
-        for dir in [job::NAMES, SMALL] {
-            let _ = fs::remove_dir_all(self.0.join(dir));
-        }
+        _ => Ok(()),
     }
 }
 
@@ -132,20 +101,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
     let bytes = common.pick(128 << 20, 1 << 30);
     let (names, files) = common.pick((1_000, 100), (10_000, 1_000));
-    let workspace = args.common.workspace(2 * bytes)?;
-    let cache = workspace.cache();
+    let workspace = common.workspace(2 * bytes)?;
+    let workspace = workspace.over_store(&args.source, &args.objects)?;
     let (name, kind) = (OPENDAL.into(), Kind::Native);
     let mut targets = vec![Target::native(), Target { name, kind }];
-    let mut options = vec!["-o".to_owned(), format!("cache_dir={}", cache.display())];
-    for option in &args.options {
-        options.extend(["-o".to_owned(), option.clone()]);
-    }
-    let (name, kind) = ("mount".into(), Kind::Uvfs { options });
-    targets.push(Target { name, kind });
+    let options = args.options.iter().flat_map(|option| ["-o", option]);
+    targets.push(Target::uvfs("mount", &options.collect::<Vec<_>>()));
     targets.extend(args.peer.iter().cloned());
     check_names(&targets)?;
-    let alone = Alone::open(&args.source)?;
-    let objects = Objects::make(&args, &alone, bytes, names, files)?;
+    let (uri, name) = workspace.stored().expect("it is over one");
+    let alone = Alone::open(uri, name)?;
+    {
+        let made = common.workspace(2 * bytes)?;
+        let what = || "making objects".into();
+        job::fill(&made.source(), bytes, names, files).context(what)?;
+        alone.put(&made.source())?;
+    }
     let works = args.work.iter().map(|work| {
         let (name, title) = words(work);
         let unit = match work {
@@ -157,19 +128,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let works = works.collect();
     let settings = json!({"bytes": bytes, "names": names, "files": files});
     let round = |_, target: &Target, say: Say<'_>| {
-        workspace.empty_cache()?;
-        let source = match target.kind {
-            Kind::Native => args.objects.clone(),
-            _ => PathBuf::from(&args.source),
-        };
-        let running = target.start_over(&workspace, source)?;
+        let running = target.start(&workspace)?;
         let mut samples = Vec::new();
         for &work in &args.work {
             interrupt::check()?;
             say(&words(&work).0);
             drop_pages();
             if target.name != "native" {
-                objects.warm(work).context(|| "the store's files".into())?;
+                warm(&workspace.source(), work).context(|| "the store's files".into())?;
             }
             if target.name == OPENDAL {
                 let client = alone.measure(work)?;

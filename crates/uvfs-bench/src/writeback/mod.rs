@@ -3,18 +3,22 @@
 mod copying;
 pub mod job;
 
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
 use super::common::Common;
+use super::files::BLOCK;
 use super::report::{JSON_HELP, Unit, Work};
 use super::runner::{Sample, Say, measure};
 use super::server::{Kind, Running, Target, start_store};
-use super::sides::{self, Side, Sides};
+use super::sides::{self, Side, Sides, Stored};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
 use job::{FILL, WritebackAccess, WritebackJob};
@@ -23,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs bench writeback --quick
   uvfs bench writeback --sides mount,mount-dev,client --json > result.json
+  uvfs bench writeback --source 's3://bucket?endpoint=http://127.0.0.1:9000' --objects /srv/store/bucket --dir /var/tmp
   uvfs bench writeback --peer \\
     ll='passthrough_ll -f -o writeback,source={source} {mountpoint}' --json > result.json
 
@@ -41,11 +46,25 @@ Two writers, each with a new file, which it writes from start to end in writes o
 And 32 writers in writes of 1 MiB whose data is thrown away at the end of its way (discard): by a
 FUSE server in place of the mount's, over the same transport, and in place of the client's.
 
+With --source the files are objects of a store, which has them when the server has ended:
+  native          the store's own directory
+  mount           a kernel mount of uvfs with -o write=back,nofsync: fsync waits for the local disk
+  mount-close     the same with -o write=close: fsync waits for the store
+  mount-dev       as mount, over /dev/fuse
+  client          uvfs-client, over memory that it shares with the server of such a mount
+  client-close    the same with -o write=close
+
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
 
 /// The end of an uncached target's name.
 const UNCACHED: &str = "-uncached";
+
+/// The end of the name of a target that waits for the store.
+const CLOSE: &str = "-close";
+
+/// The name of a target with a mount that is written by `uvfs-client`, and how it begins.
+const CLIENT: &str = "client";
 
 /// Writers at a time.
 const WRITERS: usize = 2;
@@ -64,14 +83,17 @@ const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, 
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
     #[command(flatten)]
+    stored: Stored,
+    #[command(flatten)]
     sides: Sides,
     #[command(flatten)]
     common: Common,
 }
 
 /// How the client reaches a target.
-fn way(kind: &Kind) -> WritebackAccess {
-    match kind {
+fn way(target: &Target) -> WritebackAccess {
+    match target.kind {
+        Kind::Uvfs { .. } if target.name.starts_with(CLIENT) => WritebackAccess::Served,
         Kind::Native | Kind::Uvfs { .. } | Kind::Run | Kind::Peer { .. } => WritebackAccess::Host,
         Kind::Client { served: true, .. } => WritebackAccess::Served,
         Kind::Client { base: true, .. } => WritebackAccess::Copying,
@@ -79,7 +101,20 @@ fn way(kind: &Kind) -> WritebackAccess {
     }
 }
 
-/// Measures one block size, looks whether the bytes are there, and clears them away.
+/// The files of a block size.
+fn files(name: &str) -> impl Iterator<Item = String> {
+    (0..WRITERS).map(move |n| format!("out-{name}-{n}"))
+}
+
+/// The socket of a mount.
+fn socket(mount: &Path) -> Result<PathBuf> {
+    let mut room = [0; 4096];
+    let len = rustix::fs::getxattr(mount, "user.uvfs.socket", &mut room);
+    let len = len.context(|| format!("{}: its socket", mount.display()))?;
+    Ok(OsStr::from_bytes(&room[..len]).into())
+}
+
+/// Measures one block size.
 fn one(
     workspace: &Workspace,
     target: &Target,
@@ -87,23 +122,34 @@ fn one(
     (block, name): (usize, &str),
     bytes: u64,
 ) -> Result<Sample> {
-    let files: Vec<String> = (0..WRITERS).map(|n| format!("out-{name}-{n}")).collect();
-    for file in &files {
-        workspace.clear(file)?;
+    files(name).try_for_each(|file| workspace.clear(&file))?;
+    let mut files: Vec<String> = files(name).collect();
+    let mut path = running.path().to_owned();
+    let way = way(target);
+    if let Some((_, source)) = workspace.stored()
+        && way == WritebackAccess::Served
+    {
+        path = socket(&workspace.mountpoint())?;
+        let below = |file: &String| format!("{}/{file}", source.to_string_lossy());
+        files = files.iter().map(below).collect();
     }
     let job = client::Job::Writeback(WritebackJob {
-        way: way(&target.kind),
-        path: running.path().into(),
-        files: files.clone(),
+        way,
+        path,
+        files,
         discard: false,
         uncached: target.name.ends_with(UNCACHED),
         block,
         bytes,
         memory: MEMORY,
     });
-    let sample = measure(running, &job)?;
-    for file in &files {
-        let path = workspace.source().join(file);
+    measure(running, &job)
+}
+
+/// Looks whether the bytes of a block size are there, and clears them away.
+fn arrived(workspace: &Workspace, name: &str, bytes: u64) -> Result<()> {
+    for file in files(name) {
+        let path = workspace.source().join(&file);
         let what = || format!("looking at {}", path.display());
         let written = File::open(&path).context(what)?;
         let mut end = [0; 4096];
@@ -113,9 +159,9 @@ fn one(
         if len != bytes || end != [FILL; 4096] {
             return Err(Error::new(format!("{}: other bytes arrived", what())));
         }
-        workspace.clear(file)?;
+        workspace.clear(&file)?;
     }
-    Ok(sample)
+    Ok(())
 }
 
 /// Measures writers whose data is thrown away; nothing where the target has no such thing.
@@ -142,7 +188,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
         _ => return Ok(None),
     };
     let job = client::Job::Writeback(WritebackJob {
-        way: way(&target.kind),
+        way: way(target),
         path: running.path().into(),
         files,
         discard: true,
@@ -155,12 +201,11 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
     Ok(Some(sample))
 }
 
-/// Runs the benchmark and prints what it found.
-pub fn run(args: Args) -> Result<ExitCode> {
-    let common = &args.common;
+/// The targets over a directory.
+fn over_directory(args: &Args) -> Result<Vec<Target>> {
     let clients = [
-        sides::client("client", false, false),
-        sides::client(&format!("client{UNCACHED}"), false, false),
+        sides::client(CLIENT, false, false),
+        sides::client(&format!("{CLIENT}{UNCACHED}"), false, false),
         sides::client("client-copying", false, true),
         sides::client("client-served", true, false),
     ];
@@ -170,9 +215,42 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let uncached = Target::uvfs(format!("mount{UNCACHED}"), &["-o", "uncached"]);
         targets.insert(mount + 1, uncached);
     }
-    let bytes = common.pick(128 << 20, 512 << 20);
-    // The files, and the kernel's cache of them over a mount.
+    Ok(targets)
+}
+
+/// The targets over a store. The cache has room for all files.
+fn over_store(args: &Args, bytes: u64) -> Result<Vec<Target>> {
+    let room = format!("cache_size={}", 2 * WRITERS as u64 * bytes);
+    let (back, close) = (
+        format!("write=back,nofsync,{room}"),
+        format!("write=close,{room}"),
+    );
+    let (back, close) = (["-o", &*back], ["-o", &*close]);
+    let clients = [
+        Target::uvfs(CLIENT, &back),
+        Target::uvfs(format!("{CLIENT}{CLOSE}"), &close),
+    ];
+    let stored = &args.stored;
+    let mut targets = stored.targets(&args.sides, &Side::CALLS, &back, &clients)?;
+    if let Some(mount) = targets.iter().position(|target| target.name == "mount") {
+        targets.insert(mount + 1, Target::uvfs(format!("mount{CLOSE}"), &close));
+    }
+    Ok(targets)
+}
+
+/// Runs the benchmark and prints what it found.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let common = &args.common;
+    let (bytes, stored) = (common.pick(128 << 20, 512 << 20), &args.stored);
+    let targets = match stored.is_some() {
+        true => over_store(&args, bytes)?,
+        false => over_directory(&args)?,
+    };
+    // The files, and the kernel's cache of them over a mount, or a store's.
     let workspace = args.common.workspace(2 * WRITERS as u64 * bytes)?;
+    let workspace = stored.put_below(workspace)?;
+    // Some stores show no directory that is empty.
+    workspace.fill("there", BLOCK as u64)?;
     let works = BLOCKS.map(|(block, name)| {
         let title = format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
         Work::new(format!("write-{name}"), title, Unit::MiB)
@@ -182,20 +260,29 @@ pub fn run(args: Args) -> Result<ExitCode> {
         "{writers} writers, 1 MiB at a time, with an fsync at the end, to a store that discards"
     );
     let discard = Work::new("discard-1m", title, Unit::MiB);
-    let works = works.into_iter().chain([discard]).collect();
+    let discard = Some(discard).filter(|_| !stored.is_some());
+    let works = works.into_iter().chain(discard).collect();
     let settings = json!({"bytes": bytes, "writers": WRITERS, "memory": MEMORY});
     let round = |_, target: &Target, say: Say<'_>| {
-        let running = target.start(&workspace)?;
-        let mut samples = Vec::new();
+        let (mut running, mut samples) = (None, Vec::new());
         for block in BLOCKS {
             interrupt::check()?;
             say(block.1);
-            let sample = one(&workspace, target, &running, block, bytes);
-            samples.push(Some(sample.map_err(|e| running.blame(e))?));
+            let server = match running.take() {
+                Some(server) => server,
+                None => target.start(&workspace)?,
+            };
+            let sample = one(&workspace, target, &server, block, bytes);
+            samples.push(Some(sample.map_err(|e| server.blame(e))?));
+            // A store has it all when the server has ended.
+            running = Some(server).filter(|_| !stored.is_some());
+            arrived(&workspace, block.1, bytes)?;
         }
         drop(running);
-        say("discard");
-        samples.push(discarded(&workspace, target, bytes)?);
+        if !stored.is_some() {
+            say("discard");
+            samples.push(discarded(&workspace, target, bytes)?);
+        }
         Ok(samples)
     };
     common.measure("writeback", &targets, works, settings, round)
