@@ -234,8 +234,9 @@ impl ObjectFs {
     async fn alone_in<'a>(
         &self,
         cx: &Context,
-        mut directories: Vec<&'a Arc<Known>>,
+        directories: impl IntoIterator<Item = Option<&'a Arc<Known>>>,
     ) -> Result<Vec<MutexGuard<'a, ()>>> {
+        let mut directories: Vec<_> = directories.into_iter().flatten().collect();
         directories.sort_unstable_by_key(|known| known.node);
         directories.dedup_by_key(|known| known.node);
         let mut all = Vec::with_capacity(directories.len());
@@ -325,7 +326,7 @@ impl ObjectFs {
         posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
-        let _alone = self.alone_in(cx, vec![&parent]).await?;
+        let _alone = self.alone_in(cx, [Some(&parent)]).await?;
         let key = new_key(&parent, name)?;
         self.is_free(cx, &parent, &key).await?;
         self.end_removal(cx, format!("{key}/")).await?;
@@ -448,7 +449,7 @@ impl ObjectFs {
         posix: Posix,
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?.clone(), self.known(parent)?);
-        let _alone = self.alone_in(cx, vec![&parent]).await?;
+        let _alone = self.alone_in(cx, [Some(&parent)]).await?;
         let name = new_key(&parent, name)?;
         let key = format!("{name}/");
         if !self.fetch.store.takes(&key) {
@@ -502,7 +503,7 @@ impl ObjectFs {
         name: &CStr,
     ) -> Result<Unlinked> {
         let directory = self.known(parent)?;
-        let _alone = self.alone_in(cx, vec![&directory]).await?;
+        let _alone = self.alone_in(cx, [Some(&directory)]).await?;
         let (parent, key, there) = self.named(cx, parent, name).await?;
         let there = there.ok_or(Errno::NOENT)?;
         if there.is_directory() {
@@ -562,9 +563,7 @@ impl ObjectFs {
         let directory = self.known(parent)?;
         let removed = (self.tree).at(&format!("{}/", new_key(&directory, name)?));
         let both = [Some(&directory), removed.as_ref()];
-        let _alone = self
-            .alone_in(cx, both.into_iter().flatten().collect())
-            .await?;
+        let _alone = self.alone_in(cx, both).await?;
         self.take_directory(cx, parent, name).await
     }
 
@@ -627,9 +626,10 @@ impl ObjectFs {
             Some(&directories.1),
             replaced.as_ref(),
         ];
-        let _alone = self
-            .alone_in(cx, all.into_iter().flatten().collect())
-            .await?;
+        let _alone = self.alone_in(cx, all).await?;
+        if directories.1.state().removed {
+            return Err(Errno::NOENT.into());
+        }
         let (parent, from, there) = self.named(cx, parent, name).await?;
         let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
         let there = there.ok_or(Errno::NOENT)?;
@@ -643,6 +643,9 @@ impl ObjectFs {
             self.end_removal(cx, key).await?;
         }
         let directory = there.is_directory();
+        if directory && to.starts_with(&format!("{from}/")) {
+            return Err(Errno::INVAL.into());
+        }
         match &other {
             Some(other) if other.is_directory() && !directory => return Err(Errno::ISDIR.into()),
             Some(other) if !other.is_directory() && directory => return Err(Errno::NOTDIR.into()),

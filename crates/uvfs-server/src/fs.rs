@@ -235,7 +235,7 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, how, data)
     }
 
-    /// A descriptor of the open file was closed; `owner`'s POSIX locks go.
+    /// A descriptor of the open file was closed; `owner`'s POSIX locks go. What clients wrote is in the file by then.
     async fn flush(&self, cx: &Context, node: Node, fh: Handle, owner: LockOwner) -> Result<()> {
         unsupported!(cx, node, fh, owner)
     }

@@ -394,3 +394,37 @@ fn works_that_read_are_measured_over_a_store() {
     }
     assert!(is_empty(&objects) && is_empty(&dir));
 }
+
+/// `uvfs bench writeback` writes to an object store by its mount and by `uvfs-client`, which wait for the store or not.
+/// `remote` puts what it reads there. Both leave no objects behind.
+#[cfg(feature = "object")]
+#[test]
+fn writes_are_measured_over_a_store() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (dir, objects) = (scratch.dir("bench"), scratch.dir("objects"));
+    let uri = format!("fs://{}", objects.display());
+    let mut writeback = bench("writeback", 1, &dir);
+    writeback.args(["--sides", "native,client", "--source", &uri]);
+    let mut remote = bench("remote", 1, &dir);
+    remote.args(["--work", "list,small", &uri]);
+    for (command, works, sides) in [
+        (
+            writeback,
+            &["write-1k", "write-4k", "write-1m"][..],
+            &["native", "client", "client-close"][..],
+        ),
+        (remote, &["list", "small"], &["native", "opendal", "mount"]),
+    ] {
+        let mut command = command;
+        let outcome = run_within(LATER, command.arg("--objects").arg(&objects));
+        let report = report(&outcome.ok());
+        assert_eq!(names(&report["works"], "name"), works);
+        for work in report["works"].as_array().unwrap() {
+            assert_eq!(names(&work["results"], "target"), sides);
+        }
+        assert!(is_empty(&objects) && is_empty(&dir));
+    }
+}
