@@ -719,8 +719,13 @@ impl FileSystem for ObjectFs {
         all
     }
 
+    /// With `write=back` programs under `uvfs run` have lost files of git repositories. Until it is known why, the kernel serves
+    /// them.
     fn clients(&self) -> Option<&dyn ClientSupport> {
-        Some(self)
+        match &self.writing {
+            Some(writing) if writing.back => None,
+            _ => Some(self),
+        }
     }
 
     fn destroy(&self) {

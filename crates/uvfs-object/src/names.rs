@@ -818,7 +818,7 @@ impl Writing {
                 self.discard(to, draft);
             }
         };
-        let version = match &there {
+        match &there {
             There::Draft(draft) => {
                 let _order = draft.order.lock().await;
                 let is_streamed = {
@@ -864,7 +864,9 @@ impl Writing {
                     // It has ended meanwhile, as a version of the cache.
                     self.now_at((from, &had), (to, version));
                 }
-                copy.map(|(_, version)| version)
+                // Of a new file the store has nothing there yet. It gets it only now: no put is under way.
+                let version = copy.map(|(_, version)| version);
+                self.changed(to, version.map_or(Now::Gone, Now::File));
             }
             There::Facts(facts) => {
                 let had = facts.version.as_ref().ok_or(Errno::ISDIR)?;
@@ -873,12 +875,10 @@ impl Writing {
                 end(overwritten);
                 self.tree.renamed(from, to);
                 self.now_at((from, had), (to, version.clone()));
-                Some(version)
+                self.changed(to, Now::File(version));
             }
-        };
+        }
         self.changed(from, Now::Gone);
-        // Of a new file the store has nothing there yet.
-        self.changed(to, version.map_or(Now::Gone, Now::File));
         Ok(())
     }
 

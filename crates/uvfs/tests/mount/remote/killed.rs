@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use super::*;
+use crate::preload::{How, uvfs_run};
 use crate::stores::Seaweed;
 
 /// Makes the calls that it reads, and says what came of each: nothing, or its errno.
@@ -276,11 +277,17 @@ struct Program {
 }
 
 impl Program {
-    fn start(at: &Path) -> Self {
+    fn start(at: &Path, by: By) -> Self {
         let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL", "python3", "-c", PROGRAM])
-            .arg(at);
+        command.args(["--pdeathsig", "KILL"]);
+        if by == By::Client {
+            let serves = uvfs_run(How::Eager);
+            let envs = serves.get_envs();
+            command.envs(envs.filter_map(|(name, value)| Some((name, value?))));
+            command.arg(serves.get_program()).args(serves.get_args());
+            command.arg("--");
+        }
+        command.args(["python3", "-c", PROGRAM]).arg(at);
         let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut process = process.unwrap();
         let calls = process.stdin.take().unwrap();
@@ -317,16 +324,30 @@ impl Drop for Program {
     }
 }
 
+/// Who makes the program's calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Kernel,
+    /// The client that `uvfs run` makes of it.
+    Client,
+}
+
 #[test]
 fn nothing_acknowledged_is_lost_when_server_or_program_are_killed() {
     let fake = Fake::start();
-    killed_again_and_again(&fake.uri(), "write=close", 18);
+    killed_again_and_again(&fake.uri(), "write=close", By::Kernel, 18);
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_that_waits_for_the_store() {
     let fake = Fake::start();
-    killed_again_and_again(&fake.uri(), "write=back,nofsync", 18);
+    killed_again_and_again(&fake.uri(), "write=back,nofsync", By::Kernel, 18);
+}
+
+#[test]
+fn nothing_acknowledged_to_a_client_is_lost() {
+    let fake = Fake::start();
+    killed_again_and_again(&fake.uri(), "write=close", By::Client, 9);
 }
 
 #[test]
@@ -336,11 +357,11 @@ fn nothing_acknowledged_is_lost_over_a_real_store() {
     }
     let store = Seaweed::start();
     for options in ["write=close", "write=back,nofsync"] {
-        killed_again_and_again(&store.uri(), options, 4);
+        killed_again_and_again(&store.uri(), options, By::Kernel, 4);
     }
 }
 
-fn killed_again_and_again(uri: &str, options: &str, kills: u64) {
+fn killed_again_and_again(uri: &str, options: &str, by: By, kills: u64) {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
@@ -367,7 +388,9 @@ fn killed_again_and_again(uri: &str, options: &str, kills: u64) {
     for kill in 0..kills {
         let mut mount = Mount::new(&serve, uri, &at);
         let (server, program) = [(true, false), (false, true), (true, true)][(kill % 3) as usize];
-        let mut writer = Program::start(&at);
+        // A client would wait for the next server.
+        let program = program || by == By::Client;
+        let mut writer = Program::start(&at, by);
         let process = writer.process.id() as i32;
         // With write=back the store gets nothing within the first second.
         let pause = 30 + model.below(150) + if kill % 8 == 7 { 1200 } else { 0 };

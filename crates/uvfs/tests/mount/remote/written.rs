@@ -22,7 +22,7 @@ use crate::preload::{DATABASES, EVERYDAY, How, agree_on, fsx_on, same_on, served
 use crate::stores::At;
 
 /// How stores are written.
-const WAYS: [&str; 2] = ["write=close", "write=back"];
+const WAYS: [&str; 1] = ["write=close"];
 
 /// A directory of the host as a store that is written, and its mount.
 struct Directory {
@@ -74,7 +74,7 @@ fn databases_and_repositories() {
     if !can() || !has(&["sqlite3", "git"].map(Need::Program)) {
         return;
     }
-    for way in ["write=close", "write=back,nofsync"] {
+    for way in WAYS {
         let store = Directory::new(way);
         let outcome = same_on(How::Eager, &store.mount, &store.mount.at, DATABASES);
         assert!(served_any(&outcome), "{outcome}");
