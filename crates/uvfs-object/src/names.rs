@@ -892,10 +892,11 @@ impl Writing {
     ) -> Result<bool> {
         loop {
             match self.drafts.rename(draft, key, replaces.clone(), over) {
-                Err(error) if error == Errno::EXIST => match self.drafts.get(key) {
-                    Some(third) => self.overtaken(&third)?,
-                    None => {}
-                },
+                Err(error) if error == Errno::EXIST => {
+                    if let Some(third) = self.drafts.get(key) {
+                        self.overtaken(&third)?;
+                    }
+                }
                 done => return done,
             }
         }

@@ -52,6 +52,9 @@ impl May {
     }
 }
 
+/// A name, and what is there before and after a call. A name comes once in a call.
+type Change = (String, May, May);
+
 /// A tree as programs were told that it is.
 struct Model {
     random: Random,
@@ -104,8 +107,8 @@ impl Model {
             .collect()
     }
 
-    /// The next call, and what each name is before and after it. A name comes once.
-    fn next(&mut self) -> Option<(String, Vec<(String, May, May)>)> {
+    /// The next call, and what it changes.
+    fn next(&mut self) -> Option<(String, Vec<Change>)> {
         let change = |model: &Self, name: &str, to: May| (name.to_owned(), model.is(name), to);
         let call = self.below(16);
         Some(match call {
