@@ -201,7 +201,7 @@ fn measure(target: &Target, image: &Path, cache: Cache) -> Result<Sample> {
             what()
         )));
     }
-    // What came from a device, or from the store.
+    // Bytes that the device or the store gave.
     let mut read_mib = usage.ru_inblock as f64 / 2048.0;
     if stored {
         report.rewind().context(what)?;
@@ -296,7 +296,7 @@ fn run_stored(args: &Args, uri: &str, targets: &[Target]) -> Result<ExitCode> {
         works.push(Work::new(format!("{us}us"), title, Unit::Run));
         images.push(PathBuf::from(image));
     }
-    // What follows may hold a key.
+    // The options of a URI may have a credential.
     let shown = uri.split('?').next();
     let settings =
         json!({"image": shown, "latency_us": args.latency_us, "requests": args.requests});

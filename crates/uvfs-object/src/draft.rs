@@ -83,7 +83,7 @@ pub(crate) struct State {
     /// The checksums of the pieces that the store has.
     pub(crate) sums: Vec<u32>,
     /// Grows with each draft and each rename. Of two records of one key the one with the higher order counts.
-    order: u32,
+    pub(crate) order: u32,
     /// A program removed the object before another program made this file. If the file is given up, the object still has to be
     /// removed.
     pub(crate) anew: bool,
@@ -143,7 +143,7 @@ impl Parts {
     }
 
     /// Whether programs are so far ahead of what was sent that they have to wait if there is no room.
-    fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.sending && !self.changed && self.front > self.sent + 2 * PART
     }
 
@@ -167,17 +167,13 @@ impl State {
     }
 
     /// Has it take the place of an object that a program removed before, and that the store may still have.
-    pub(crate) fn take_place_of(&mut self, removal: Option<&Draft>) {
+    pub(crate) fn instead_of(&mut self, removal: Option<&Draft>) {
         if let Some(removal) = removal {
             let had = removal.state();
             self.replaces = had.replaces.clone().filter(|_| had.is_dirty());
             self.print = had.print;
             self.anew = self.replaces.is_some();
         }
-    }
-
-    pub(crate) fn order(&self) -> u32 {
-        self.order
     }
 
     /// Whether the store has other contents.
@@ -220,7 +216,7 @@ impl Draft {
         self.path.with_extension("new")
     }
 
-    /// What a lookup says of a directory that is to be made.
+    /// The answer to a lookup of a directory that the store has yet to get.
     pub(crate) fn directory(&self) -> Facts {
         Facts {
             version: None,
@@ -341,10 +337,6 @@ impl Draft {
     /// Whether the local disk has all bytes from here on.
     pub(crate) fn has(&self, offset: u64) -> bool {
         offset >= self.state().parts.dropped
-    }
-
-    pub(crate) fn is_behind(&self) -> bool {
-        self.state().parts.is_behind()
     }
 
     /// Sends no more parts, and gives the upload of those that were sent.

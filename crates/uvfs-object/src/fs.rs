@@ -650,8 +650,9 @@ pub(crate) fn times(file: &Metadata) -> [(i64, u32); 2] {
 
 /// The attributes of a file that a program makes.
 fn posix_of(cx: &Context, new: &NewNode) -> Posix {
+    let is_special = !matches!(new.kind, FileType::RegularFile | FileType::Directory);
     Posix {
-        special: Some((new.kind, new.rdev)).filter(|_| new.kind != FileType::RegularFile),
+        special: Some((new.kind, new.rdev)).filter(|_| is_special),
         mode: Some(new.mode.as_raw_mode() & 0o7777),
         uid: Some(cx.uid),
         gid: Some(cx.gid),
@@ -993,12 +994,8 @@ impl FileSystem for ObjectFs {
     }
 
     async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
-        let posix = posix_of(cx, new);
-        let posix = Posix {
-            special: None,
-            ..posix
-        };
-        Ok(self.entry(&*self.make_directory(cx, parent, name, posix).await?))
+        let made = self.make_directory(cx, parent, name, posix_of(cx, new));
+        Ok(self.entry(&*made.await?))
     }
 
     async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use tokio::sync::MutexGuard;
+use tokio::sync::{MutexGuard, RwLockReadGuard};
 use uvfs_server::fs::*;
 use uvfs_server::interrupt::{is_client, until_killed};
 
@@ -24,7 +24,7 @@ use crate::write::{Writer, complete, locked};
 /// Between the kernel's look at a name and the request that makes it is less time.
 const LOOKED: Duration = Duration::from_secs(60);
 
-/// What is at a key.
+/// The file or directory of a key.
 pub(crate) enum There {
     Draft(Arc<Draft>),
     /// The store said so.
@@ -43,7 +43,7 @@ impl There {
         }
     }
 
-    /// What the store has there.
+    /// The version that the store has under the key.
     pub(crate) fn version(&self) -> Option<Version> {
         match self {
             Self::Draft(draft) => draft.state().replaces.clone(),
@@ -53,7 +53,7 @@ impl There {
 }
 
 impl Writing {
-    /// What programs made of a name, if the store does not have that yet.
+    /// The file or directory that programs made of a name, or its absence, if the store does not have that yet.
     pub(crate) fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
         let mut gone = self.is_new(directory).then_some(None);
         for key in [key, &format!("{key}/")] {
@@ -175,7 +175,7 @@ impl Writing {
 }
 
 impl ObjectFs {
-    /// What is at a key below a directory, and when the server asked for that.
+    /// The file or directory of a key below a directory, and when the server asked for it.
     pub(crate) async fn there(
         &self,
         cx: &Context,
@@ -217,7 +217,7 @@ impl ObjectFs {
         Ok((parent, key, there))
     }
 
-    /// What the store said of a name within `ttl=`.
+    /// The store's last answer for a name, if it is younger than `ttl=`.
     pub(crate) fn lately(&self, key: &str) -> Option<Facts> {
         let known = [key.to_owned(), format!("{key}/")];
         let known = known.iter().find_map(|key| self.tree.at(key))?;
@@ -270,6 +270,14 @@ impl ObjectFs {
         }
     }
 
+    /// The attributes of a new file that the store keeps.
+    fn kept(&self, posix: Posix) -> Posix {
+        match self.options.metadata {
+            true => posix,
+            false => Posix::default(),
+        }
+    }
+
     /// Has the store lose a removed name, before the name is made as something that does not take its place.
     async fn end_removal(&self, cx: &Context, key: String) -> Result<()> {
         let writing = self.writing()?.clone();
@@ -317,6 +325,25 @@ impl ObjectFs {
         self.ask(cx, task).await
     }
 
+    /// The key of a name that a file gets, and the lock under which its directory does not move. The caller is alone in that.
+    async fn new_file<'a>(
+        &self,
+        cx: &Context,
+        writing: &'a Writing,
+        parent: &Known,
+        name: &CStr,
+    ) -> Result<(String, RwLockReadGuard<'a, ()>)> {
+        let key = new_key(parent, name)?;
+        self.is_free(cx, parent, &key).await?;
+        self.end_removal(cx, format!("{key}/")).await?;
+        let still = writing.moving.read().await;
+        let key = new_key(parent, name)?;
+        match self.fetch.store.takes(&key) {
+            true => Ok((key, still)),
+            false => Err(Errno::NAMETOOLONG.into()),
+        }
+    }
+
     /// Begins a new file.
     pub(crate) async fn make_file(
         &self,
@@ -327,22 +354,11 @@ impl ObjectFs {
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
         let _alone = self.alone_in(cx, [Some(&parent)]).await?;
-        let key = new_key(&parent, name)?;
-        self.is_free(cx, &parent, &key).await?;
-        self.end_removal(cx, format!("{key}/")).await?;
-        let _still = writing.moving.read().await;
-        let key = new_key(&parent, name)?;
-        if !self.fetch.store.takes(&key) {
-            return Err(Errno::NAMETOOLONG.into());
-        }
-        let posix = match self.options.metadata {
-            true => posix,
-            false => Posix::default(),
-        };
+        let (key, _still) = self.new_file(cx, writing, &parent, name).await?;
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
-        let mut begun = draft::state(&key, None, posix, 1);
-        begun.take_place_of(removal.as_deref());
+        let mut begun = draft::state(&key, None, self.kept(posix), 1);
+        begun.instead_of(removal.as_deref());
         let draft = writing.drafts.begin(begun)?;
         // A program that has another file of this name open may have begun to write it.
         let inserted = writing.drafts.insert(&draft, removal.as_ref());
@@ -358,15 +374,11 @@ impl ObjectFs {
     /// Begins a file without a name (O_TMPFILE).
     pub(crate) fn make_nameless(&self, parent: Node, posix: Posix) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
-        let posix = match self.options.metadata {
-            true => posix,
-            false => Posix::default(),
-        };
-        let mut begun = draft::state(&parent.key(), None, posix, 1);
+        let mut begun = draft::state(&parent.key(), None, self.kept(posix), 1);
         begun.removed = true;
         let draft = writing.drafts.begin(begun)?;
         // No name has a component of this length.
-        let key = format!("{}{:0300}", parent.key(), draft.state().order());
+        let key = format!("{}{:0300}", parent.key(), draft.state().order);
         let known = self.tree.drafted(&key, &draft);
         self.tree.removed(&key);
         Ok(known.expect("it has not ended"))
@@ -385,20 +397,14 @@ impl ObjectFs {
         let draft = known.state().draft.clone();
         let draft = draft.filter(|draft| draft.is_nameless());
         let draft = draft.ok_or(Errno::PERM)?;
-        let (_, key, there) = self.named(cx, parent, name).await?;
-        if there.is_some() {
-            return Err(Errno::EXIST.into());
-        }
-        if !self.fetch.store.takes(&key) {
-            return Err(Errno::NAMETOOLONG.into());
-        }
-        self.end_removal(cx, format!("{key}/")).await?;
-        let _still = writing.moving.read().await;
+        let parent = self.known(parent)?;
+        let _alone = self.alone_in(cx, [Some(&parent)]).await?;
+        let (key, _still) = self.new_file(cx, writing, &parent, name).await?;
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
         let replaces = {
             let mut state = draft.state();
-            state.take_place_of(removal.as_deref());
+            state.instead_of(removal.as_deref());
             state.removed = false;
             state.replaces.clone()
         };
@@ -457,11 +463,7 @@ impl ObjectFs {
         }
         self.is_free(cx, &parent, &name).await?;
         self.end_removal(cx, name).await?;
-        let posix = match self.options.metadata {
-            true => posix,
-            false => Posix::default(),
-        };
-        let (made, asked) = (key.clone(), Instant::now());
+        let (posix, made, asked) = (self.kept(posix), key.clone(), Instant::now());
         let task = async move {
             let _still = writing.moving.read().await;
             match writing.back {
@@ -538,10 +540,7 @@ impl ObjectFs {
             Ok(())
         };
         self.ask(cx, task).await?;
-        Ok(Unlinked {
-            node: known.as_ref().map(|known| known.node),
-            last: true,
-        })
+        Ok(unlinked(known.as_deref()))
     }
 
     /// The pieces of a version that is open.
@@ -603,10 +602,7 @@ impl ObjectFs {
             Ok(())
         };
         self.ask(cx, task).await?;
-        Ok(Unlinked {
-            node: known.as_ref().map(|known| known.node),
-            last: true,
-        })
+        Ok(unlinked(known.as_deref()))
     }
 
     pub(crate) async fn change_name(
@@ -682,10 +678,7 @@ impl ObjectFs {
             writing.move_file(&parent, moved).await
         };
         self.ask(cx, task).await?;
-        Ok(Unlinked {
-            node: replaced.as_ref().map(|known| known.node),
-            last: true,
-        })
+        Ok(unlinked(replaced.as_deref()))
     }
 
     /// Renames a directory: all is copied, and then the originals are removed.
@@ -717,36 +710,36 @@ impl ObjectFs {
                         }
                         Some(had) => {
                             let version = store.copy(&key, &to, had.size).await?;
-                            Some((key, (had, version)))
+                            Some((key, had, version))
                         }
                     })
                 }
             });
             let copies = stream::iter(copies).buffer_unordered(requests);
             let copies: Vec<_> = copies.try_collect().await?;
-            let mut copies: HashMap<_, _> = copies.into_iter().flatten().collect();
             if below.iter().all(|(key, _)| *key != from) {
                 store.make_directory(&to, &Posix::default()).await?;
             }
             writing.keep_directory(&parent).await?;
-            let originals = copies.iter();
-            let originals = originals.map(|(key, (had, _))| (key.clone(), had.clone()));
-            let originals: Vec<_> = originals.collect();
-            let removed = originals.into_iter().map(|(key, had)| {
+            let removals = copies.into_iter().flatten().map(|(key, had, version)| {
                 let store = store.clone();
                 async move {
-                    let removed = store.remove_version(&key, &had).await?;
-                    Ok::<_, Error>(Some(key).filter(|_| removed != Removal::Done))
+                    let removal = store.remove_version(&key, &had).await?;
+                    Ok::<_, Error>((key, had, version, removal))
                 }
             });
-            let removed = stream::iter(removed).buffer_unordered(requests);
-            let changed: Vec<_> = removed.try_collect().await?;
-            let changed: Vec<_> = changed.into_iter().flatten().collect();
-            for key in &changed {
+            let removals = stream::iter(removals).buffer_unordered(requests);
+            let removals: Vec<_> = removals.try_collect().await?;
+            let (mut copies, mut changed) = (HashMap::new(), Vec::new());
+            for (key, had, version, removal) in removals {
+                if removal == Removal::Done {
+                    copies.insert(key, (had, version));
+                    continue;
+                }
                 tracing::warn!(
                     "{key:?} changed while its directory was renamed: a new version stays there"
                 );
-                copies.remove(key);
+                changed.push(key);
             }
             // The deepest first: the service for directories removes no full one.
             let directories = below.into_iter().filter(|(_, had)| had.is_none());
@@ -789,7 +782,7 @@ struct Moved<'a> {
     from: &'a str,
     to: &'a str,
     there: There,
-    /// What has the name so far.
+    /// The file or directory that has the name so far.
     other: Option<There>,
 }
 
@@ -801,7 +794,7 @@ impl Writing {
             there,
             other,
         } = moved;
-        // What is written there has no name any more.
+        // A program may be writing the file that loses the name.
         let overwritten = other.as_ref().and_then(There::draft);
         let _end = locked(overwritten.map(|draft| &draft.order)).await;
         if let Some(draft) = overwritten
@@ -834,11 +827,9 @@ impl Writing {
                 self.find_out(Some(draft)).await?;
                 // The store has nothing of a new file, so only its draft gets the name.
                 let is_stored = draft.state().replaces.is_some();
-                if is_stored {
-                    self.put_in_order(draft).await?;
-                }
                 let copy = match is_stored {
                     true => {
+                        self.put_in_order(draft).await?;
                         let had = draft.state().replaces.clone().ok_or(Errno::STALE)?;
                         let to = (to, other.is_some());
                         let version = self.move_version(parent, (from, &had), to).await?;
@@ -950,6 +941,14 @@ impl Writing {
         state.written = Some([mtime, timespec(SystemTime::now())]);
         state.version = Some(version);
         state.asked = Some(Instant::now());
+    }
+}
+
+/// The answer that a node lost its name. There are no others: a file has one.
+fn unlinked(known: Option<&Known>) -> Unlinked {
+    Unlinked {
+        node: known.map(|known| known.node),
+        last: true,
     }
 }
 

@@ -218,33 +218,38 @@ impl Writing {
                 return Err(Error::new(Errno::BUSY, why));
             }
             true => {
-                // Another writer's version stays.
-                let now = match before.replaces {
-                    Some(_) => store.stat(key).await?.and_then(|facts| facts.version),
-                    None => None,
-                };
-                let same = match (&now, &before.replaces) {
-                    (Some(now), Some(version)) if now.is(version) => true,
-                    (Some(now), Some(_)) => store.has_print(key, now, before.print).await?,
-                    _ => true,
-                };
-                if same {
-                    self.keep_parent(key).await?;
-                }
-                let removed = same
-                    && match &now {
-                        Some(now) => store.remove_version(key, now).await? != Removal::Refused,
-                        None => store.remove(key).await.map(|()| true)?,
-                    };
-                if removed {
-                    self.changed(key, Now::Gone);
-                } else {
-                    tracing::info!(key, "another writer has changed it: it is not removed");
-                    self.listings.forget(split(key).0);
+                self.keep_parent(key).await?;
+                match self.remove_as_noted(key, before).await? {
+                    // Another writer's version stays.
+                    Removal::Refused => {
+                        tracing::info!(key, "another writer has changed it: it is not removed");
+                        self.listings.forget(split(key).0);
+                    }
+                    Removal::Done | Removal::Gone => self.changed(key, Now::Gone),
                 }
             }
         }
         draft.done(before)
+    }
+
+    /// Removes the version that a record names, or the one that a put of this mount made of it without an answer.
+    async fn remove_as_noted(&self, key: &str, before: &draft::State) -> Result<Removal> {
+        let store = &self.fetch.store;
+        let Some(version) = &before.replaces else {
+            store.remove(key).await?;
+            return Ok(Removal::Done);
+        };
+        let removal = store.remove_version(key, version).await?;
+        if removal != Removal::Refused || before.print.is_none() {
+            return Ok(removal);
+        }
+        match store.stat(key).await?.and_then(|facts| facts.version) {
+            None => Ok(Removal::Gone),
+            Some(now) if store.has_print(key, &now, before.print).await? => {
+                store.remove_version(key, &now).await
+            }
+            Some(_) => Ok(Removal::Refused),
+        }
     }
 
     /// Makes the directories that lead to a name, and that the store does not have yet: while it has not, nothing is in them.
@@ -306,37 +311,37 @@ impl Writing {
 
     /// Waits until the store has some of the drafts that fill the cache. Files that programs have open only end with the disk.
     pub(crate) async fn wait_for_room(&self, patience: Duration) -> Result<()> {
-        let cache = &self.fetch.cache;
-        let some = async {
-            loop {
-                let ended = cache.ended.notified();
-                if !cache.is_full_of_drafts() || self.drafts.waiting() == 0 {
-                    return;
-                }
-                ended.await;
-            }
-        };
-        let late = |_| {
-            let why = "the cache is full of what the store does not take (cache_size=)";
-            Error::new(Errno::NOSPC, why)
-        };
-        tokio::time::timeout(patience, some).await.map_err(late)
+        let why = "the cache is full of what the store does not take (cache_size=)";
+        let late = Error::new(Errno::NOSPC, why);
+        self.wait_while_full(|| self.drafts.waiting() > 0, patience, late)
+            .await
     }
 
     /// Waits until the upload of a file that fills the cache has got on.
     pub(crate) async fn wait_for_upload(&self, draft: &Draft, patience: Duration) -> Result<()> {
+        let late = Error::new(Errno::IO, "the store takes no part of the file");
+        self.wait_while_full(|| draft.state().parts.is_behind(), patience, late)
+            .await
+    }
+
+    /// Waits while drafts fill the cache and may end: for so long, and then fails.
+    async fn wait_while_full(
+        &self,
+        may_end: impl Fn() -> bool,
+        patience: Duration,
+        late: Error,
+    ) -> Result<()> {
         let cache = &self.fetch.cache;
         let some = async {
             loop {
                 let ended = cache.ended.notified();
-                if !cache.is_full_of_drafts() || !draft.is_behind() {
+                if !cache.is_full_of_drafts() || !may_end() {
                     return;
                 }
                 ended.await;
             }
         };
-        let late = |_| Error::new(Errno::IO, "the store takes no part of the file");
-        tokio::time::timeout(patience, some).await.map_err(late)
+        tokio::time::timeout(patience, some).await.map_err(|_| late)
     }
 
     /// Has the disk get what was noted, within a second.

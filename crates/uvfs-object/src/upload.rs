@@ -38,7 +38,7 @@ pub(crate) struct Conditions {
     remove_if_match: bool,
 }
 
-/// What came of the removal of a version.
+/// The outcome of the removal of a version.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     Done,

@@ -259,14 +259,15 @@ impl ObjectFs {
             self.kill_suidgid(known, &draft);
         }
         let writing = self.writing()?;
-        if writing.back && self.fetch.cache.is_full_of_drafts() {
-            let (writing, patience) = (writing.clone(), self.options.timeout);
-            self.ask(cx, async move { writing.wait_for_room(patience).await })
-                .await?;
-        }
-        if draft.is_behind() && self.fetch.cache.is_full_of_drafts() {
+        let waits = || writing.back || draft.state().parts.is_behind();
+        if self.fetch.cache.is_full_of_drafts() && waits() {
             let (writing, draft, patience) = (writing.clone(), draft.clone(), self.options.timeout);
-            let wait = async move { writing.wait_for_upload(&draft, patience).await };
+            let wait = async move {
+                if writing.back {
+                    writing.wait_for_room(patience).await?;
+                }
+                writing.wait_for_upload(&draft, patience).await
+            };
             self.ask(cx, wait).await?;
         }
         draft.writer.store(cx.pid, Ordering::Relaxed);

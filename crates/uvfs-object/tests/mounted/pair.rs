@@ -102,7 +102,7 @@ fn contents(served: &Served, dir: &str) -> (Vec<String>, Vec<String>) {
     (objects, beside)
 }
 
-/// What another mount put is what gets another name, and not what this mount had of it.
+/// A rename takes the version that another mount put, and not the one that this mount knew.
 pub fn a_file_that_changed_is_renamed(store: &impl At) {
     let mounts = [0, 1].map(|_| serve(&store.uri(), |options| options.writes = Writes::Close));
     for dir in [false, true] {

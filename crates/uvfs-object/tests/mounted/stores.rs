@@ -76,9 +76,39 @@ pub struct Seaweed {
     processes: Vec<Child>,
     address: SocketAddr,
     ports: Vec<u16>,
-    bucket: Operator,
-    runtime: Runtime,
+    bucket: Bucket,
     dir: tempfile::TempDir,
+}
+
+/// A store as OpenDAL has it, for tests that fill it.
+pub struct Bucket {
+    operator: Operator,
+    runtime: Runtime,
+}
+
+impl Bucket {
+    pub fn new(operator: Operator) -> Self {
+        Self {
+            operator,
+            runtime: Runtime::new().unwrap(),
+        }
+    }
+
+    pub fn put(&self, key: &str, contents: &[u8]) {
+        let write = self.operator.write(key, contents.to_vec());
+        self.runtime.block_on(write).unwrap();
+    }
+
+    pub fn put_directory(&self, key: &str) {
+        let key = format!("{key}/");
+        self.runtime
+            .block_on(self.operator.create_dir(&key))
+            .unwrap();
+    }
+
+    pub fn remove(&self, key: &str) {
+        self.runtime.block_on(self.operator.delete(key)).unwrap();
+    }
 }
 
 /// A port that is free, and so is the one 10,000 above, where SeaweedFS has its other protocol. The kernel gives neither to
@@ -190,18 +220,16 @@ impl Seaweed {
         ports: Vec<u16>,
         dir: tempfile::TempDir,
     ) -> Self {
-        let runtime = Runtime::new().unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
         opendal_http_transport_reqwest::install_default();
         opendal::init_default_registry();
         let uri = with_keys(&format!("s3://bucket?endpoint=http://{address}"));
-        let bucket = Operator::from_uri(uri.as_str()).unwrap();
+        let bucket = Bucket::new(Operator::from_uri(uri.as_str()).unwrap());
         let mut store = Self {
             processes,
             address,
             ports,
             bucket,
-            runtime,
             dir,
         };
         store.ready();
@@ -226,10 +254,12 @@ impl Seaweed {
             let late = begun.elapsed() > Duration::from_secs(60);
             let why = match TcpStream::connect(self.address) {
                 Err(error) => error.to_string(),
-                Ok(_) => match self.runtime.block_on(self.bucket.write("ready", "x")) {
-                    Ok(_) => return self.remove("ready"),
-                    Err(error) => error.to_string(),
-                },
+                Ok(_) => {
+                    match (self.bucket.runtime).block_on(self.bucket.operator.write("ready", "x")) {
+                        Ok(_) => return self.remove("ready"),
+                        Err(error) => error.to_string(),
+                    }
+                }
             };
             assert!(!ended && !late, "weed: {why}\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(200));
@@ -254,9 +284,10 @@ impl Seaweed {
         let metadata = metadata
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_string()));
-        let write = self.bucket.write_with(key, contents.to_owned());
+        let write = (self.bucket.operator).write_with(key, contents.to_owned());
         let write = write.user_metadata(metadata.collect::<Vec<_>>());
-        self.runtime.block_on(async move { write.await }).unwrap();
+        let put = self.bucket.runtime.block_on(async move { write.await });
+        put.unwrap();
     }
 
     /// The same store by another address.
@@ -271,17 +302,15 @@ impl At for Seaweed {
     }
 
     fn put(&self, key: &str, contents: &[u8]) {
-        let write = self.bucket.write(key, contents.to_vec());
-        self.runtime.block_on(write).unwrap();
+        self.bucket.put(key, contents);
     }
 
     fn put_directory(&self, key: &str) {
-        let key = format!("{key}/");
-        self.runtime.block_on(self.bucket.create_dir(&key)).unwrap();
+        self.bucket.put_directory(key);
     }
 
     fn remove(&self, key: &str) {
-        self.runtime.block_on(self.bucket.delete(key)).unwrap();
+        self.bucket.remove(key);
     }
 }
 

@@ -23,6 +23,7 @@ fn writable(uri: &str) -> Served {
 }
 
 /// What another mount, which begins only now, has of a file.
+#[track_caller]
 fn stored(store: &impl At, path: &str) -> Vec<u8> {
     fs::read(serve(&store.uri(), |_| {}).at(path)).unwrap()
 }
@@ -32,7 +33,7 @@ pub fn all(store: &(impl At + Sync)) {
     a_large_file_is_stored(store);
 }
 
-/// What holds also where an object is put by one request.
+/// The promises that hold where an object is put by one request, too.
 pub fn small_files(store: &(impl At + Sync)) {
     what_was_closed_is_in_the_store(store);
     parts_of_files_change(store);

@@ -57,7 +57,7 @@ fn fsx(scratch: &Scratch, operations: u32, seed: u32) -> Command {
     fsx
 }
 
-/// What fsx left on a mount of an object store is what the next mount has, and one with an empty cache.
+/// The next mount of an object store, and one with an empty cache, has the file that fsx left.
 #[cfg(feature = "object")]
 #[test]
 fn reads_back_from_stores() {

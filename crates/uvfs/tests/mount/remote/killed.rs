@@ -31,7 +31,7 @@ for line in sys.stdin:
         print(error.errno, flush=True)
 "#;
 
-/// What there may be at a name.
+/// A file, a directory or nothing that a name may lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum May {
     Nothing,
@@ -334,7 +334,7 @@ impl Drop for Program {
     }
 }
 
-/// Who makes the program's calls.
+/// The way of the program's calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Kernel,
@@ -436,7 +436,7 @@ fn killed_again_and_again(uri: &str, options: &str, by: By, kills: u64) {
         model.names.clear();
         for (name, is) in has {
             assert!(!name.contains(".conflict-"), "{kill}: {name}");
-            // What it is from now on.
+            // The model goes on from here.
             model.set(&name, vec![is]);
             interrupted.extend(Some(name).filter(|name| name.contains(".interrupted-")));
         }
