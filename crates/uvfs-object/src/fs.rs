@@ -720,13 +720,8 @@ impl FileSystem for ObjectFs {
         all
     }
 
-    /// With `write=back` programs under `uvfs run` have lost files of git repositories. Until it is known why, the kernel serves
-    /// them.
     fn clients(&self) -> Option<&dyn ClientSupport> {
-        match &self.writing {
-            Some(writing) if writing.back => None,
-            _ => Some(self),
-        }
+        Some(self)
     }
 
     fn destroy(&self) {
@@ -1052,6 +1047,7 @@ impl FileSystem for ObjectFs {
             Some(list) => list,
             None => {
                 let key = known.key();
+                let changes = self.writing.as_ref().map(|all| all.changes(&key));
                 let list = match self.listings.fresh(&key, self.options.ttl) {
                     Some(list) => list,
                     None => {
@@ -1059,10 +1055,7 @@ impl FileSystem for ObjectFs {
                         all.expect("no listing has more names")
                     }
                 };
-                let list = match &self.writing {
-                    Some(writing) => writing.as_changed(&key, list),
-                    None => list,
-                };
+                let list = list.as_changed(&key, changes.unwrap_or_default());
                 *uvfs_sys::lock(listing) = Some(list.clone());
                 list
             }

@@ -87,8 +87,19 @@ impl Listing {
         Self::new(directory, names, self.begun)
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.find(name).is_some()
+    /// The listing as programs see it, with changes that the store may not have yet.
+    pub(crate) fn as_changed(
+        self: Arc<Self>,
+        directory: &str,
+        mut changes: BTreeMap<String, Now>,
+    ) -> Arc<Self> {
+        let is_listed =
+            |name: &str, now: &Now| matches!(now, Now::File(_)) && self.find(name).is_some();
+        changes.retain(|name, now| !is_listed(name, now));
+        match changes.is_empty() {
+            true => self,
+            false => Arc::new(self.with(directory, changes)),
+        }
     }
 
     fn find(&self, name: &str) -> Option<usize> {

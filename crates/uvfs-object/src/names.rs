@@ -55,7 +55,7 @@ impl There {
 impl Writing {
     /// The file or directory that programs made of a name, or its absence, if the store does not have that yet.
     pub(crate) fn changed_to(&self, directory: &str, key: &str) -> Option<Option<There>> {
-        let mut gone = self.is_new(directory).then_some(None);
+        let mut gone = false;
         for key in [key, &format!("{key}/")] {
             let Some(draft) = self.drafts.get(key) else {
                 continue;
@@ -65,12 +65,13 @@ impl Writing {
                 (state.gone, state.is_file())
             };
             match is_file {
-                _ if is_gone => gone = Some(None),
+                _ if is_gone => gone = true,
                 true => return Some(Some(There::Draft(draft))),
                 false => return Some(Some(There::Facts(draft.directory()))),
             }
         }
-        gone
+        // The store may get the directory, and then the file, while this looks: whoever looked at the directory first would miss both.
+        (gone || self.is_new(directory)).then_some(None)
     }
 
     /// Notes what a name is from now on.
@@ -110,13 +111,12 @@ impl Writing {
 
     /// Whether nothing is in a directory, as programs see it.
     pub(crate) async fn is_empty(&self, directory: &str, ttl: Duration) -> Result<bool> {
-        let mut removals = 0;
-        for (key, draft) in self.drafts.below(directory) {
-            match draft.state().gone {
-                true => removals += 1,
-                false if key == directory => {}
-                false => return Ok(false),
-            }
+        let changes = self.changes(directory);
+        let below = self.drafts.below(directory);
+        let is_there =
+            |(key, draft): &(String, Arc<Draft>)| key != directory && !draft.state().gone;
+        if below.iter().any(is_there) {
+            return Ok(false);
         }
         if self.is_new(directory) {
             return Ok(true);
@@ -125,18 +125,19 @@ impl Writing {
         let list = match self.listings.fresh(directory, ttl) {
             Some(list) => list,
             None => {
-                let most = if removals > 0 { usize::MAX } else { 0 };
+                let most = if changes.is_empty() { 0 } else { usize::MAX };
                 let Some(names) = self.fetch.store.list(directory, most).await? else {
                     return Ok(false);
                 };
                 Arc::new(Listing::new(directory, names, begun))
             }
         };
-        Ok(self.as_changed(directory, list).names.is_empty())
+        Ok(list.as_changed(directory, changes).names.is_empty())
     }
 
-    /// A directory's listing as programs see it.
-    pub(crate) fn as_changed(&self, directory: &str, list: Arc<Listing>) -> Arc<Listing> {
+    /// The changes in a directory that the store does not have yet. To be taken before its listing: a change that the store gets
+    /// meanwhile is in both, not in neither.
+    pub(crate) fn changes(&self, directory: &str) -> BTreeMap<String, Now> {
         let mut changes = BTreeMap::new();
         for (key, draft) in self.drafts.below(directory) {
             let name = &key[directory.len()..];
@@ -146,7 +147,6 @@ impl Writing {
             }
             let now = match (draft.state().gone, end) {
                 (true, _) => Now::Gone,
-                (false, "") if list.has(name) => continue,
                 (false, "") => Now::File(Version::default()),
                 (false, _) => Now::Directory,
             };
@@ -156,10 +156,7 @@ impl Writing {
                 now => drop(changes.insert(name.to_owned(), now)),
             }
         }
-        match changes.is_empty() {
-            true => list,
-            false => Arc::new(list.with(directory, changes)),
-        }
+        changes
     }
 
     /// Makes sure that a directory is still there when its last file is gone.

@@ -212,7 +212,10 @@ impl Writing {
     async fn make_or_remove(&self, draft: &Draft, before: &draft::State) -> Result<()> {
         let (store, key) = (&self.fetch.store, &before.key);
         match before.gone {
-            false => store.make_directory(key, &before.posix).await?,
+            false => {
+                store.make_directory(key, &before.posix).await?;
+                self.changed(key, Now::Directory);
+            }
             true if is_directory(key) && self.drafts.below(key).len() > 1 => {
                 let why = format!("{key:?} is removed when the names in it are");
                 return Err(Error::new(Errno::BUSY, why));

@@ -51,7 +51,8 @@ With --source the files are objects of a store, which has them when the server h
   mount           a kernel mount of uvfs with -o write=back,nofsync: fsync waits for the local disk
   mount-close     the same with -o write=close: fsync waits for the store
   mount-dev       as mount, over /dev/fuse
-  client          uvfs-client, over memory that it shares with the server of a mount with -o write=close
+  client          uvfs-client, over memory that it shares with the server of a mount as of mount
+  client-close    the same with -o write=close
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
@@ -225,7 +226,10 @@ fn over_store(args: &Args, bytes: u64) -> Result<Vec<Target>> {
         format!("write=close,{room}"),
     );
     let (back, close) = (["-o", &*back], ["-o", &*close]);
-    let clients = [Target::uvfs(CLIENT, &close)];
+    let clients = [
+        Target::uvfs(CLIENT, &back),
+        Target::uvfs(format!("{CLIENT}{CLOSE}"), &close),
+    ];
     let stored = &args.stored;
     let mut targets = stored.targets(&args.sides, &Side::CALLS, &back, &clients)?;
     if let Some(mount) = targets.iter().position(|target| target.name == "mount") {

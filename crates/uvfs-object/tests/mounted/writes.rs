@@ -347,10 +347,7 @@ fn an_open_file_outlives_its_name(store: &impl At) {
     drop(file);
     std::thread::sleep(Duration::from_millis(100));
     if let Ok(mut reader) = reader {
-        Command::new("sh")
-            .args(["-c", "echo 1 >/proc/sys/vm/drop_caches"])
-            .status()
-            .unwrap();
+        drop_kernel_caches("1");
         let mut again = Vec::new();
         reader.read_to_end(&mut again).unwrap();
         assert!(again == all, "after the writer");
@@ -834,6 +831,34 @@ fn what_waits_for_the_store() {
         "{stored:?}"
     );
     assert_eq!(fs::read(again.at("had")).unwrap(), b"anew");
+}
+
+/// A directory that the store gets after a listing of its parent stays there for programs.
+#[test]
+fn a_listing_does_not_hide_what_the_store_gets_later() {
+    let Some(fake) = fake() else { return };
+    let served = serve(&fake.uri(), |options| {
+        options.writes = Writes::Back;
+        options.ttl = Duration::from_secs(600);
+    });
+    fs::create_dir_all(served.at("made/inner")).unwrap();
+    fs::write(served.at("made/inner/file"), b"1").unwrap();
+    for directory in [".", "made", "made/inner"] {
+        assert_eq!(fs::read_dir(served.at(directory)).unwrap().count(), 1);
+    }
+    let begun = Instant::now();
+    while !fake.bucket().objects.contains_key("p/made/inner/file") {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    drop_kernel_caches("2");
+    assert_eq!(fs::read(served.at("made/inner/file")).unwrap(), b"1");
+}
+
+/// Has the kernel forget pages (1), or names and nodes (2).
+fn drop_kernel_caches(which: &str) {
+    fs::write("/proc/sys/vm/drop_caches", which).unwrap();
 }
 
 /// A mount that finds the first cache taken leaves its drafts in another. The next mount takes them over.

@@ -357,7 +357,9 @@ fn nothing_acknowledged_is_lost_that_waits_for_the_store() {
 #[test]
 fn nothing_acknowledged_to_a_client_is_lost() {
     let fake = Fake::start();
-    killed_again_and_again(&fake.uri(), "write=close", By::Client, 9);
+    for options in ["write=close", "write=back,nofsync"] {
+        killed_again_and_again(&fake.uri(), options, By::Client, 6);
+    }
 }
 
 #[test]

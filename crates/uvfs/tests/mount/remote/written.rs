@@ -22,7 +22,7 @@ use crate::preload::{DATABASES, EVERYDAY, How, agree_on, fsx_on, same_on, served
 use crate::stores::At;
 
 /// How stores are written.
-const WAYS: [&str; 1] = ["write=close"];
+const WAYS: [&str; 2] = ["write=close", "write=back,nofsync"];
 
 /// A directory of the host as a store that is written, and its mount.
 struct Directory {
