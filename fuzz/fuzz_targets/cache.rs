@@ -2,7 +2,7 @@
 //! their records say, and no file besides.
 //!
 //! The input says what happens to the files that an earlier mount left, and what records of drafts lie beside them. Most headers
-//! and records have their checksums set right again.
+//! and frames of journals have their checksums set right again.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -24,7 +24,8 @@ use uvfs_object::{ObjectFs, Options, Writes};
 use uvfs_server::fs::{Context, IoHow, OFlags, OpenHow, Payload, ROOT, Result};
 use uvfs_server::{FileSystem, Session, SessionOptions};
 
-/// Bytes of the header of a map and of a record.
+const JOURNAL: &str = "journal";
+/// Bytes of the header of a map.
 const HEADER: usize = 8192;
 const PIECE: usize = 1 << 16;
 const OBJECTS: [(&str, usize); 3] = [("one", 3), ("dir/two", 2 * PIECE + 5), ("empty", 0)];
@@ -218,40 +219,51 @@ fn parent() -> &'static Path {
     PARENT.get_or_init(|| make().expect("a directory")).path()
 }
 
-/// Sets the checksums of a header, and of what follows it in a record.
+/// Sets the checksums of a header, or of the frames of a journal.
 fn seal(name: &str, bytes: &mut [u8]) {
+    if name == JOURNAL {
+        let mut rest = bytes.get_mut(8..).unwrap_or_default();
+        while rest.len() >= 16 {
+            let len = u32::from_le_bytes(rest[..4].try_into().unwrap());
+            let Some((frame, behind)) = rest.split_at_mut_checked(16 + len as usize) else {
+                return;
+            };
+            let sum = crc32c::crc32c(&frame[8..]);
+            frame[4..8].copy_from_slice(&sum.to_le_bytes());
+            rest = behind;
+        }
+        return;
+    }
     if name.ends_with(".data") || bytes.len() < HEADER {
         return;
     }
-    let (header, tail) = bytes.split_at_mut(HEADER);
+    let header = &mut bytes[..HEADER];
     header[..8].copy_from_slice(b"uvfsmap1");
     let sum = crc32c::crc32c(&header[12..]);
     header[8..12].copy_from_slice(&sum.to_le_bytes());
-    if name.ends_with(".draft") && tail.len() > 4 {
-        let sum = crc32c::crc32c(&tail[4..]);
-        tail[..4].copy_from_slice(&sum.to_le_bytes());
-    }
 }
 
-/// A record of a draft, as docs/remote.md and `draft.rs` describe it.
-fn record(choose: &mut Bytes<'_>) -> Vec<u8> {
+/// A frame of a journal with a record, as docs/remote.md, `journal.rs` and `draft.rs` describe it. Its checksum is missing.
+fn frame(number: &str, choose: &mut Bytes<'_>) -> Vec<u8> {
     let key = KEYS[choose.below(KEYS.len() as u64) as usize];
     let object = OBJECTS[choose.below(OBJECTS.len() as u64) as usize];
-    let mut all = vec![0; 12];
-    all.extend((object.1 as u64).to_le_bytes());
-    all.extend(1_600_000_000_u64.to_le_bytes());
-    all.extend(0_u32.to_le_bytes());
-    all.extend((key.len() as u16).to_le_bytes());
-    all.extend(u16::MAX.to_le_bytes());
-    all.extend(key.as_bytes());
-    all.resize(HEADER + 4, 0);
     // Flags, mode, owner, group, kind, device, order.
     let kinds = [0, 0, 0o120_000, 0o010_000, 0o100_000, 0o040_000];
     let kind = kinds[choose.below(6) as usize];
-    let words = [choose.below(128) as u32, u32::MAX, u32::MAX, u32::MAX, kind, 0, choose.next() as u32];
-    all.extend(words.into_iter().flat_map(u32::to_le_bytes));
-    all.extend([choose.next() as u8; 16]);
-    seal(".draft", &mut all);
+    let words = [choose.below(256) as u32, u32::MAX, u32::MAX, u32::MAX, kind, 0, choose.next() as u32];
+    let mut record: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    record.extend([choose.next() as u8; 16]);
+    record.extend((object.1 as u64).to_le_bytes());
+    record.extend(1_600_000_000_u64.to_le_bytes());
+    record.extend(0_u32.to_le_bytes());
+    record.extend((key.len() as u16).to_le_bytes());
+    record.extend(u16::MAX.to_le_bytes());
+    record.extend(key.as_bytes());
+    let number = u64::from_str_radix(number, 16).unwrap_or(u64::MAX);
+    let mut all = (record.len() as u32).to_le_bytes().to_vec();
+    all.extend([0; 4]);
+    all.extend(number.to_le_bytes());
+    all.extend(record);
     all
 }
 
@@ -260,7 +272,9 @@ fn damage(files: &mut Files, choose: &mut Bytes<'_>) {
     let how = choose.below(6);
     if how == 0 {
         let number = NUMBERS[choose.below(NUMBERS.len() as u64) as usize];
-        files.insert(format!("{number}.draft"), record(choose));
+        let journal = files.entry(JOURNAL.to_owned()).or_insert_with(|| b"uvfsjnl1".to_vec());
+        journal.extend(frame(number, choose));
+        seal(JOURNAL, journal);
         let beside = choose.below(4);
         for (bit, end) in [(1, "new"), (2, "kept")] {
             if beside & bit != 0 {
@@ -296,7 +310,7 @@ fn damage(files: &mut Files, choose: &mut Bytes<'_>) {
             return;
         }
         _ => {
-            let ends = ["draft", "new", "kept", "tmp", "map", "data", "lost", "x"];
+            let ends = ["new", "kept", "tmp", "map", "data", "lost", "x"];
             let number = NUMBERS[choose.below(NUMBERS.len() as u64) as usize];
             let end = ends[choose.below(ends.len() as u64) as usize];
             let bytes = bytes.clone();
@@ -342,9 +356,9 @@ fuzz_target!(|input: &[u8]| {
         for (name, bytes) in files {
             fs::write(directory.join(name), bytes).unwrap();
         }
-        // A record of any length is no reason to read all of it.
-        if choose.below(8) == 1 && let Some(name) = files.keys().find(|name| name.ends_with(".draft")) {
-            let file = File::options().write(true).open(directory.join(name)).unwrap();
+        // A journal of any length is no reason to read all of it.
+        if choose.below(8) == 1 && files.contains_key(JOURNAL) {
+            let file = File::options().write(true).open(directory.join(JOURNAL)).unwrap();
             file.set_len(4 << 30).unwrap();
         }
     }
@@ -370,7 +384,7 @@ fuzz_target!(|input: &[u8]| {
     };
     assert_eq!(names(&world.root), ["cache", "store"]);
     assert_eq!(names(parent()).len(), 1);
-    if !all.iter().any(|files| files.keys().any(|name| name.ends_with(".draft"))) {
+    if !all.iter().any(|files| files.contains_key(JOURNAL)) {
         let objects = OBJECTS.map(|(key, len)| (key.to_owned(), contents(key, len)));
         assert!(world.stored() == BTreeMap::from(objects), "the store has changed");
     }

@@ -1,6 +1,6 @@
 //! The cache on the local disk: two files for each version of an object, evicted by use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 use uvfs_server::fs::{Error, ErrorContext, Result};
 
+use crate::journal::NUMBERS;
 use crate::map::{self, ENTRIES};
 use crate::object::Object;
 use crate::store::Version;
@@ -36,6 +37,8 @@ struct Files {
 /// The directory of one mount's cache.
 pub(crate) struct Cache {
     root: PathBuf,
+    /// The directories of other mounts of the store.
+    others: Vec<PathBuf>,
     /// Its lock shows other mounts that the directory is taken.
     _lock: File,
     limit: u64,
@@ -68,17 +71,12 @@ struct Slot {
 }
 
 impl Cache {
-    /// Takes a directory below `dir` for a store. A mount that writes takes over the drafts of others that no mount has.
-    pub(crate) fn open(
-        dir: &Path,
-        store: &str,
-        size: Option<u64>,
-        writes: bool,
-    ) -> io::Result<Self> {
+    /// Takes a directory below `dir` for a store.
+    pub(crate) fn open(dir: &Path, store: &str, size: Option<u64>) -> io::Result<Self> {
         let digest = hex(&Sha256::digest(store.as_bytes())[..8]);
         let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
-        for number in 0..MOUNTS {
-            let root = dir.join(format!("{digest}-{number}"));
+        let all = (0..MOUNTS).map(|number| dir.join(format!("{digest}-{number}")));
+        for root in all.clone() {
             make(&root)?;
             let lock = (OpenOptions::new()
                 .create(true)
@@ -93,13 +91,9 @@ impl Cache {
             }
             let free = statvfs(&root).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
             let limit = size.unwrap_or(free.unwrap_or(0) / SHARE).max(LEAST);
-            if writes {
-                let others = (0..MOUNTS).filter(|other| *other != number);
-                let others = others.map(|other| dir.join(format!("{digest}-{other}")));
-                take_over(&root, others)?;
-            }
             let (state, drafts) = found(&root)?;
             let cache = Self {
+                others: all.filter(|other| *other != root).collect(),
                 root,
                 _lock: lock,
                 limit,
@@ -213,6 +207,21 @@ impl Cache {
 
     pub(crate) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The directories of this store that no mount has, locked.
+    pub(crate) fn others(&self) -> io::Result<Vec<(PathBuf, File)>> {
+        let mut free = Vec::new();
+        for other in &self.others {
+            let lock = match File::open(other.join("lock")) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                lock => lock?,
+            };
+            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                free.push((other.clone(), lock));
+            }
+        }
+        Ok(free)
     }
 
     /// The files of drafts that were there when this mount began.
@@ -379,76 +388,10 @@ impl Cache {
     }
 }
 
-/// Whether a file is the record of a draft.
-pub(crate) fn is_record(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "draft") && number(path).is_some()
-}
-
-/// Reads a record. A file that is longer is none.
-pub(crate) fn read_record(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?
-        .take(2 * ENTRIES)
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// The number of a draft that a file belongs to. Those that leave no room for others are of no draft.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     let number = u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok();
-    number.filter(|number| *number < u64::MAX / 2)
-}
-
-/// Moves the drafts of directories that no mount has into one. A crash leaves a draft in at least one of them.
-fn take_over(root: &Path, others: impl Iterator<Item = PathBuf>) -> io::Result<()> {
-    let records = |root: &Path| -> io::Result<Vec<PathBuf>> {
-        let paths = root.read_dir()?.map(|entry| Ok(entry?.path()));
-        let paths: io::Result<Vec<PathBuf>> = paths.collect();
-        Ok(paths?.into_iter().filter(|path| is_record(path)).collect())
-    };
-    let key = |record: &PathBuf| -> io::Result<Option<String>> {
-        Ok(map::parse(&read_record(record)?).map(|(key, _)| key))
-    };
-    let (mut keys, mut next) = (HashSet::new(), 0);
-    for record in records(root)? {
-        keys.extend(key(&record)?);
-    }
-    // Also behind what a crash left without a record.
-    for entry in root.read_dir()? {
-        next = next.max(number(&entry?.path()).map_or(0, |number| number + 1));
-    }
-    for other in others {
-        let lock = match File::open(other.join("lock")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            lock => lock?,
-        };
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue;
-        }
-        for record in records(&other)? {
-            // Of two drafts of a name it is not known which is the later one. The next mount takes the other.
-            let Some(key) = key(&record)?.filter(|key| keys.insert(key.clone())) else {
-                tracing::warn!(
-                    "{} stays: this mount has a draft of its key",
-                    record.display()
-                );
-                continue;
-            };
-            let place = root.join(format!("{next:016x}"));
-            next += 1;
-            for end in ["new", "kept", "draft"] {
-                match std::fs::hard_link(record.with_extension(end), place.with_extension(end)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
-                }
-            }
-            for end in ["draft", "new", "kept"] {
-                remove(&record.with_extension(end))?;
-            }
-            tracing::debug!(key, "a draft that no mount had is taken over");
-        }
-    }
-    Ok(())
+    number.filter(|number| *number < NUMBERS)
 }
 
 /// Finds the versions that earlier mounts cached, the least recently used first, and the files of drafts. Removes
@@ -463,7 +406,7 @@ fn found(root: &Path) -> io::Result<(State, Vec<PathBuf>)> {
             Some("data") if !path.with_extension("map").exists() => {
                 let _ = std::fs::remove_file(&path);
             }
-            Some("draft" | "new" | "kept" | "tmp" | "lost") => drafts.push(path),
+            Some("new" | "kept" | "tmp" | "lost") => drafts.push(path),
             _ => {}
         }
     }

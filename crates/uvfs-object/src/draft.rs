@@ -1,15 +1,17 @@
 //! Drafts: what programs wrote and the store may not have yet, as files of the cache's directory.
 //!
-//! A draft has a data file (`NUMBER.new`) and a record (`NUMBER.draft`), which says what object it is to become, and whether
+//! A draft has a data file (`NUMBER.new`) and a record in the journal, which says what object it is to become, and whether
 //! the store has it already. The record is written before a change is answered, so after kill -9 the next mount goes on
-//! with the draft. A directory that is to be made and a name that is to be removed are drafts, too.
+//! with the draft. A directory that is to be made and a name that is to be removed are drafts, too, without a data file.
+//!
+//! A mount may have more drafts than a process may have open files. So the data file is open only while something uses it.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -18,16 +20,17 @@ use rustix::fs::{FallocateFlags, FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Error, Result};
 
-use crate::cache::{self, Cache, is_record, number, remove};
+use crate::cache::{self, Cache, number, remove};
 use crate::fs::SECTOR;
-use crate::map::{self, ENTRIES};
+use crate::journal::{self, Journal, Records};
+use crate::map;
 use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
 use crate::tree::Known;
 use crate::upload::{PART, Print, Upload};
 
-/// The bytes of a record behind the header of a map.
-const TAIL: usize = 48;
+/// The words at the beginning of a record.
+const WORDS: usize = 7;
 /// Flags of a record.
 const REPLACES: u32 = 1;
 const CLEAN: u32 = 2;
@@ -37,35 +40,43 @@ const KEPT: u32 = 16;
 const PRINT: u32 = 32;
 const ANEW: u32 = 64;
 const STREAMED: u32 = 128;
-/// The bit of [`Draft::header`] that says that there is one.
-const HEADED: u64 = 1 << 32;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
 /// A file's contents, which programs change.
 pub(crate) struct Draft {
-    /// The path of its files, without their extensions.
-    path: PathBuf,
+    number: u64,
     cache: Arc<Cache>,
+    journal: Arc<Journal>,
     /// A closed file waits on the local disk: see [`Draft::keep`].
     back: bool,
-    pub(crate) file: File,
-    /// The same file.
-    pub(crate) data: Arc<ops::File>,
+    /// Its data file, while something uses it.
+    open: Mutex<Option<Arc<Contents>>>,
     state: Mutex<State>,
     /// Held over a put, and over a change of the name.
     pub(crate) order: tokio::sync::Mutex<()>,
     /// A task puts it until that succeeds.
     pub(crate) settling: AtomicBool,
-    /// [`HEADED`] and the checksum of the record's header as it is on the disk; 0 while there is none. Changes under the lock of
-    /// the state.
-    header: AtomicU64,
     /// Bytes that the cache counts for it.
     counted: AtomicU64,
     /// The thread that wrote it last.
     pub(crate) writer: AtomicU32,
     /// The upload of [`Parts`].
     pub(crate) upload: tokio::sync::Mutex<Option<Upload>>,
+}
+
+/// An open data file.
+pub(crate) struct Contents {
+    pub(crate) file: File,
+    /// The same file.
+    pub(crate) data: Arc<ops::File>,
+}
+
+impl Contents {
+    fn new(file: File) -> io::Result<Self> {
+        let data = Arc::new(ops::File::from(OwnedFd::from(file.try_clone()?)));
+        Ok(Self { file, data })
+    }
 }
 
 /// The object that a draft becomes, and how far its put is.
@@ -183,37 +194,47 @@ impl State {
 }
 
 impl Draft {
-    fn open(
-        cache: Arc<Cache>,
-        back: bool,
-        path: PathBuf,
-        file: File,
-        state: State,
-    ) -> io::Result<Self> {
-        let data = ops::File::from(OwnedFd::from(file.try_clone()?));
-        Ok(Self {
-            path,
-            cache,
-            back,
-            file,
-            data: Arc::new(data),
-            state: Mutex::new(state),
-            order: tokio::sync::Mutex::default(),
-            settling: AtomicBool::default(),
-            header: AtomicU64::default(),
-            counted: AtomicU64::default(),
-            writer: AtomicU32::default(),
-            upload: tokio::sync::Mutex::default(),
-        })
-    }
-
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         uvfs_sys::lock(&self.state)
     }
 
     /// The file that the cache may take over.
     pub(crate) fn path(&self) -> PathBuf {
-        self.path.with_extension("new")
+        self.beside("new")
+    }
+
+    /// The path of one of its files.
+    fn beside(&self, extension: &str) -> PathBuf {
+        let name = format!("{:016x}.{extension}", self.number);
+        self.cache.root().join(name)
+    }
+
+    /// Opens the data file, unless it is. It stays open until [`Draft::close`].
+    pub(crate) fn contents(&self) -> io::Result<Arc<Contents>> {
+        let mut open = uvfs_sys::lock(&self.open);
+        if let Some(contents) = &*open {
+            return Ok(contents.clone());
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path())?;
+        let contents = Arc::new(Contents::new(file)?);
+        *open = Some(contents.clone());
+        Ok(contents)
+    }
+
+    /// Closes the data file, which nothing uses any more.
+    pub(crate) fn close(&self) {
+        *uvfs_sys::lock(&self.open) = None;
+    }
+
+    /// The size and the times of the data file.
+    pub(crate) fn metadata(&self) -> io::Result<Metadata> {
+        match &*uvfs_sys::lock(&self.open) {
+            Some(contents) => contents.file.metadata(),
+            None => self.path().symlink_metadata(),
+        }
     }
 
     /// The answer to a lookup of a directory that the store has yet to get.
@@ -260,22 +281,22 @@ impl Draft {
     /// Keeps what a program closed and the store does not have, before another program changes it: if that one is interrupted,
     /// this is what the file is.
     fn keep(&self) -> Result<()> {
-        let new = self.path.with_extension("tmp");
+        let (new, contents) = (self.beside("tmp"), self.contents()?);
         let copy = || {
             let to = File::create(&new)?;
-            match rustix::fs::ioctl_ficlone(&to, &self.file) {
+            match rustix::fs::ioctl_ficlone(&to, &contents.file) {
                 Ok(()) => Ok(()),
                 Err(_) => std::fs::copy(self.path(), &new).map(drop),
             }
         };
         let copied = self.cache.with_room(copy);
         copied.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        Ok(std::fs::rename(new, self.path.with_extension("kept"))?)
+        Ok(std::fs::rename(new, self.beside("kept"))?)
     }
 
     /// Has the cache count the bytes that it takes now.
     pub(crate) fn count(&self) -> Result<()> {
-        let now = SECTOR * self.file.metadata()?.blocks();
+        let now = SECTOR * self.metadata()?.blocks();
         let before = self.counted.swap(now, Ordering::Relaxed);
         if now != before {
             self.cache.drafted(now, before);
@@ -317,7 +338,8 @@ impl Draft {
             range
         };
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.file, how, range.start, range.end - range.start)?;
+        let contents = self.contents()?;
+        rustix::fs::fallocate(&contents.file, how, range.start, range.end - range.start)?;
         self.count()
     }
 
@@ -353,7 +375,7 @@ impl Draft {
             let kept = std::mem::take(&mut state.kept);
             self.note(&state)?;
             if kept {
-                cache::remove_or_warn(&self.path.with_extension("kept"));
+                cache::remove_or_warn(&self.beside("kept"));
             }
         }
         Ok(state.clone())
@@ -400,51 +422,36 @@ impl Draft {
 
     /// Waits until the local disk has the file and its record.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()?;
-        match File::open(self.path.with_extension("draft")) {
-            Ok(record) => record.sync_all()?,
-            // It has ended meanwhile: the store has it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        self.contents()?.file.sync_data()?;
+        self.journal.sync()?;
         self.cache.sync()
     }
 
     /// Moves the time of its last change, as a change of attributes does.
     pub(crate) fn attributes_changed(&self) -> Result<()> {
-        Ok(rustix::fs::fchmod(&self.file, Mode::RUSR | Mode::WUSR)?)
+        let contents = self.contents()?;
+        Ok(rustix::fs::fchmod(&contents.file, Mode::RUSR | Mode::WUSR)?)
     }
 
-    /// Brings the record up to date, in one step. Where only its tail changes, that is written over the old one: it lies in one
-    /// sector. A file that takes another's place makes some file systems write its contents to the disk.
+    /// Brings the record up to date.
     fn note(&self, state: &State) -> Result<()> {
         if state.removed {
             return Ok(());
         }
         let record = record(state).ok_or(Errno::NAMETOOLONG)?;
-        let [new, place] = ["tmp", "draft"].map(|end| self.path.with_extension(end));
-        let (header, tail) = record.split_at(ENTRIES as usize);
-        let header = HEADED | u64::from(crc32c::crc32c(header));
-        if self.header.load(Ordering::Relaxed) == header {
-            let written = || {
-                let record = OpenOptions::new().write(true).open(&place)?;
-                record.write_all_at(tail, ENTRIES)
-            };
-            self.cache.with_room(written)?;
-        } else {
-            let written = self.cache.with_room(|| std::fs::write(&new, &record));
-            written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-            std::fs::rename(new, place)?;
-            self.header.store(header, Ordering::Relaxed);
-        }
+        let noted = || self.journal.set(self.number, record.clone());
+        self.cache.with_room(noted)?;
         self.cache.noted.notify_one();
         Ok(())
     }
 
     /// Removes the record and, if it is still there, the data file. What is open stays readable.
     pub(crate) fn discard(&self) {
-        for extension in ["draft", "new", "kept"] {
-            cache::remove_or_warn(&self.path.with_extension(extension));
+        if let Err(error) = self.journal.end(self.number) {
+            tracing::warn!(%error, "the journal keeps the record of a change that has ended");
+        }
+        for extension in ["new", "kept"] {
+            cache::remove_or_warn(&self.beside(extension));
         }
     }
 }
@@ -462,64 +469,150 @@ impl Drop for Draft {
 /// All drafts, by their keys.
 pub(crate) struct Drafts {
     cache: Arc<Cache>,
+    journal: Arc<Journal>,
     back: bool,
     next: AtomicU64,
     all: Mutex<BTreeMap<String, Arc<Draft>>>,
 }
 
 impl Drafts {
-    /// Takes over what earlier mounts left in a cache, and removes what no program was told of.
+    /// Takes over what earlier mounts left in this cache and in those that no mount has, and removes what no program was told of.
     pub(crate) fn open(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
-        let (mut all, mut next) = (BTreeMap::<String, Arc<Draft>>::new(), 0);
+        let root = cache.root();
+        let (records, is_damaged) = journal::read(root)?;
+        let last = records.keys().next_back().copied();
+        let numbers = cache.drafts().iter().filter_map(|path| number(path));
+        let mut next = numbers.chain(last).max().map_or(0, |number| number + 1);
+        let journal = Arc::new(Journal::open(root, &records)?);
+        let others = take_over(&cache, &journal, &records, &mut next)?;
+        if is_damaged {
+            set_aside_unknown(cache.drafts(), &records.keys().copied().collect())?;
+        }
         for path in cache.drafts() {
-            let extension = path.extension().and_then(|end| end.to_str());
-            let (Some(number), Some(extension)) = (number(path), extension) else {
-                continue;
-            };
-            next = next.max(number + 1);
-            match extension {
-                "draft" => {
-                    let Some(draft) = found(&cache, back, path)? else {
-                        continue;
-                    };
-                    let (key, order) = {
-                        let state = draft.state();
-                        (state.key.clone(), state.order)
-                    };
-                    next = next.max(u64::from(order) + 1);
-                    let one = Arc::new(draft);
-                    let two = match all.remove(&key) {
-                        Some(had) if had.state().order > order => {
-                            all.insert(key, had).or(Some(one))
-                        }
-                        had => all.insert(key, one).or(had),
-                    };
-                    if let Some(overtaken) = two {
-                        overtaken.discard();
-                    }
-                }
-                "new" | "kept" if !path.with_extension("draft").exists() => remove(path)?,
-                "tmp" => remove(path)?,
-                _ => {}
+            let is_known = number(path).is_none_or(|number| records.contains_key(&number));
+            if !is_known && path.extension().is_some_and(|end| end != "lost") {
+                remove(path)?;
             }
         }
-        Ok(Self {
+        let mut this = Self {
             cache,
+            journal,
             back,
             next: AtomicU64::new(next),
-            all: Mutex::new(all),
-        })
+            all: Mutex::default(),
+        };
+        let mut all = BTreeMap::<String, Arc<Draft>>::new();
+        for (number, record) in records.into_iter().chain(others) {
+            let Some(draft) = this.found(number, &record)? else {
+                continue;
+            };
+            let (key, order) = {
+                let state = draft.state();
+                (state.key.clone(), state.order)
+            };
+            next = next.max(u64::from(order) + 1);
+            let one = Arc::new(draft);
+            let two = match all.remove(&key) {
+                Some(had) if had.state().order > order => all.insert(key, had).or(Some(one)),
+                had => all.insert(key, one).or(had),
+            };
+            if let Some(overtaken) = two {
+                overtaken.discard();
+            }
+        }
+        this.next = AtomicU64::new(next);
+        this.all = Mutex::new(all);
+        Ok(this)
+    }
+
+    fn draft(&self, number: u64, state: State) -> Draft {
+        Draft {
+            number,
+            cache: self.cache.clone(),
+            journal: self.journal.clone(),
+            back: self.back,
+            open: Mutex::default(),
+            state: Mutex::new(state),
+            order: tokio::sync::Mutex::default(),
+            settling: AtomicBool::default(),
+            counted: AtomicU64::default(),
+            writer: AtomicU32::default(),
+            upload: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The draft of a record that an earlier mount left; `None` for one that the store has.
+    fn found(&self, number: u64, record: &[u8]) -> io::Result<Option<Draft>> {
+        let parsed = parse(record);
+        let is_record = parsed.is_some();
+        let draft = self.draft(
+            number,
+            parsed.unwrap_or_else(|| state("", None, Posix::default(), 0)),
+        );
+        let (data, kept) = (draft.path(), draft.beside("kept"));
+        if !is_record {
+            let lost = set_aside(&data)?;
+            tracing::error!("record {number:x} of the journal is none: {lost}");
+            draft.discard();
+            return Ok(None);
+        }
+        {
+            let mut state = draft.state();
+            if state.parts.is_streamed() {
+                // Only the upload had its beginning.
+                let key = &state.key;
+                tracing::warn!(
+                    "the server ended while {key:?} was written, which is larger than the cache: it is not in the store"
+                );
+                if !state.anew {
+                    drop(state);
+                    draft.discard();
+                    return Ok(None);
+                }
+                // A program removed what the store has there.
+                (state.gone, state.wanted) = (true, state.changes);
+                state.parts = Parts::default();
+            }
+            match state.kept {
+                true => {
+                    if kept.exists() {
+                        let (key, lost) = (&state.key, set_aside(&data)?);
+                        tracing::warn!("the server ended while {key:?} was written anew: {lost}");
+                        std::fs::rename(&kept, &data)?;
+                    }
+                    (state.kept, state.wanted) = (false, state.changes);
+                }
+                false => remove(&kept)?,
+            }
+            let has_all = !state.is_file() || data.exists();
+            if !state.is_dirty() || !has_all {
+                drop(state);
+                draft.discard();
+                return Ok(None);
+            }
+            draft.note(&state)?;
+            if !state.is_file() {
+                remove(&data)?;
+                drop(state);
+                return Ok(Some(draft));
+            }
+        }
+        draft.count()?;
+        Ok(Some(draft))
     }
 
     /// Begins an empty draft. One that no name leads to has no record, so the next mount removes its file.
     pub(crate) fn begin(&self, mut state: State) -> Result<Arc<Draft>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         state.order = number as u32;
-        let path = self.cache.root().join(format!("{number:016x}"));
-        let mut how = OpenOptions::new();
-        how.read(true).write(true).create_new(true).mode(0o600);
-        let file = how.open(path.with_extension("new"))?;
-        let draft = Draft::open(self.cache.clone(), self.back, path, file, state)?;
+        let is_file = state.is_file() || state.removed;
+        let draft = self.draft(number, state);
+        if is_file {
+            let mut how = OpenOptions::new();
+            how.read(true).write(true).create_new(true).mode(0o600);
+            let contents = Contents::new(how.open(draft.path())?)?;
+            *uvfs_sys::lock(&draft.open) = Some(Arc::new(contents));
+        }
         let noted = draft.note(&draft.state());
         noted.inspect_err(|_| draft.discard())?;
         Ok(Arc::new(draft))
@@ -635,15 +728,86 @@ fn is_taken(all: &BTreeMap<String, Arc<Draft>>, key: &str, but: [Option<&Arc<Dra
     all.contains_key(key) && !is_free
 }
 
-/// Says what an earlier mount did not put, on a mount that does not write.
-pub(crate) fn warn_of(cache: &Cache) {
-    match cache.drafts().iter().filter(|path| is_record(path)).count() {
-        0 => {}
-        count => tracing::warn!(
-            "{}: {count} written files are not in the store: a mount with -o write=close puts them",
-            cache.root().display()
-        ),
+/// Moves the drafts of caches that no mount has into this one, and gives their records. A crash leaves a draft in at least one of
+/// them.
+fn take_over(
+    cache: &Cache,
+    journal: &Journal,
+    records: &Records,
+    next: &mut u64,
+) -> io::Result<Records> {
+    let key = |record: &Vec<u8>| parse(record).map(|state| state.key);
+    let mut keys: HashSet<_> = records.values().filter_map(key).collect();
+    let mut taken = Records::new();
+    for (dir, _lock) in cache.others()? {
+        let (theirs, is_damaged) = journal::read(&dir)?;
+        let numbers: HashSet<_> = theirs.keys().copied().collect();
+        let (mut stay, mut moved) = (Records::new(), Vec::new());
+        for (number, record) in theirs {
+            // Of two drafts of a name it is not known which is the later one. The next mount takes the other.
+            let Some(key) = key(&record).filter(|key| keys.insert(key.clone())) else {
+                let dir = dir.display();
+                tracing::warn!("draft {number:x} in {dir} stays: this mount has one of its key");
+                stay.insert(number, record);
+                continue;
+            };
+            let [from, to] = [(&*dir, number), (cache.root(), *next)]
+                .map(|(dir, number)| dir.join(format!("{number:016x}")));
+            for end in ["new", "kept"] {
+                match std::fs::hard_link(from.with_extension(end), to.with_extension(end)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            journal.set(*next, record.clone())?;
+            taken.insert(*next, record);
+            *next += 1;
+            moved.push(from);
+            tracing::debug!(key, "a draft that no mount had is taken over");
+        }
+        if is_damaged {
+            let files = dir.read_dir()?.map(|entry| Ok(entry?.path()));
+            let files = files.collect::<io::Result<Vec<_>>>()?;
+            set_aside_unknown(&files, &numbers)?;
+        }
+        if moved.is_empty() && !is_damaged {
+            continue;
+        }
+        journal.sync()?;
+        cache.sync()?;
+        journal::leave(&dir, &stay)?;
+        for from in moved {
+            for end in ["new", "kept"] {
+                remove(&from.with_extension(end))?;
+            }
+        }
     }
+    Ok(taken)
+}
+
+/// Says what an earlier mount did not put, on a mount that does not write.
+pub(crate) fn warn_of(cache: &Cache) -> io::Result<()> {
+    let (records, _) = journal::read(cache.root())?;
+    if !records.is_empty() {
+        tracing::warn!(
+            "{}: {} written files are not in the store: a mount with -o write=close puts them",
+            cache.root().display(),
+            records.len()
+        );
+    }
+    Ok(())
+}
+
+/// Keeps data files of which a damaged journal has no record.
+fn set_aside_unknown(files: &[PathBuf], known: &HashSet<u64>) -> io::Result<()> {
+    for path in files {
+        let is_unknown = number(path).is_some_and(|number| !known.contains(&number));
+        if is_unknown && path.extension().is_some_and(|end| end == "new") {
+            let lost = set_aside(path)?;
+            tracing::error!("the journal is damaged, and has no record of a file: {lost}");
+        }
+    }
+    Ok(())
 }
 
 /// Keeps a data file that is to become no object, and says where it is.
@@ -652,64 +816,6 @@ fn set_aside(data: &Path) -> io::Result<String> {
     match std::fs::rename(data, &lost) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(format!("what was written is in {}", lost.display())),
-    }
-}
-
-/// The draft of a record; `None` for one that the store has.
-fn found(cache: &Arc<Cache>, back: bool, record: &Path) -> io::Result<Option<Draft>> {
-    let path = record.with_extension("");
-    let data = record.with_extension("new");
-    let Some(mut state) = parse(&cache::read_record(record)?) else {
-        // A record is written in one step, so the disk has damaged it.
-        let lost = set_aside(&data)?;
-        tracing::error!("{} is no record: {lost}", record.display());
-        remove(record)?;
-        return Ok(None);
-    };
-    if state.parts.is_streamed() {
-        // Only the upload had its beginning.
-        let key = &state.key;
-        tracing::warn!(
-            "the server ended while {key:?} was written, which is larger than the cache: it is not in the store"
-        );
-        if !state.anew {
-            remove(record)?;
-            remove(&data)?;
-            return Ok(None);
-        }
-        // A program removed what the store has there.
-        (state.gone, state.wanted) = (true, state.changes);
-        state.parts = Parts::default();
-    }
-    let kept = record.with_extension("kept");
-    match state.kept {
-        true => {
-            if kept.exists() {
-                let (key, lost) = (&state.key, set_aside(&data)?);
-                tracing::warn!("the server ended while {key:?} was written anew: {lost}");
-                std::fs::rename(&kept, &data)?;
-            }
-            (state.kept, state.wanted) = (false, state.changes);
-        }
-        false => remove(&kept)?,
-    }
-    let file = OpenOptions::new().read(true).write(true).open(&data);
-    let file = match file {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        file => Some(file?),
-    };
-    match file.filter(|_| state.is_dirty()) {
-        Some(file) => {
-            let draft = Draft::open(cache.clone(), back, path, file, state)?;
-            draft.note(&draft.state())?;
-            draft.count()?;
-            Ok(Some(draft))
-        }
-        None => {
-            remove(record)?;
-            remove(&data)?;
-            Ok(None)
-        }
     }
 }
 
@@ -753,8 +859,8 @@ pub(crate) fn directory(key: &str, posix: Posix) -> State {
     }
 }
 
-/// A record: the header of a map, and then a CRC-32C of the rest, flags, attributes and the order, each of 4 bytes, little-endian,
-/// and a print.
+/// A record: flags, attributes and the order, each of 4 bytes, little-endian, a print, and then the key and the version as a map has
+/// them.
 fn record(state: &State) -> Option<Vec<u8>> {
     let replaces = state.replaces.clone();
     let flag = |is, flag| if is { flag } else { 0 };
@@ -771,7 +877,7 @@ fn record(state: &State) -> Option<Vec<u8>> {
         None => (0, 0),
     };
     let attribute = |value: Option<u32>| value.unwrap_or(NONE);
-    let words = [
+    let words: [u32; WORDS] = [
         flags,
         attribute(state.posix.mode),
         attribute(state.posix.uid),
@@ -780,27 +886,20 @@ fn record(state: &State) -> Option<Vec<u8>> {
         rdev,
         state.order,
     ];
-    let mut tail: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-    tail.extend(state.print.unwrap_or_default());
-    let mut all = map::header(&state.key, &replaces.unwrap_or_default())?;
-    all.extend(crc32c::crc32c(&tail).to_le_bytes());
-    all.extend(tail);
-    debug_assert_eq!(all.len(), ENTRIES as usize + TAIL);
+    let mut all: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    all.extend(state.print.unwrap_or_default());
+    all.extend(map::describe(&state.key, &replaces.unwrap_or_default())?);
     Some(all)
 }
 
 fn parse(record: &[u8]) -> Option<State> {
-    let (header, tail) = record.split_at_checked(ENTRIES as usize)?;
-    let (key, version) = map::parse(header)?;
+    let (words, rest) = record.split_at_checked(4 * WORDS)?;
+    let (print, rest) = rest.split_first_chunk()?;
+    let (key, version) = map::described(rest)?;
     // A mount made it, so a path leads to it.
     if !has_path(key.strip_suffix('/').unwrap_or(&key)) {
         return None;
     }
-    let (sum, tail) = tail.split_first_chunk()?;
-    if tail.len() != TAIL - 4 || u32::from_le_bytes(*sum) != crc32c::crc32c(tail) {
-        return None;
-    }
-    let (words, print) = tail.split_last_chunk()?;
     let (print, (words, _)) = (*print, words.as_chunks());
     let word = |at: usize| u32::from_le_bytes(words[at]);
     let attribute = |at| Some(word(at)).filter(|value| *value != NONE);
@@ -862,12 +961,16 @@ mod tests {
         }
 
         #[test]
-        fn any_record_is_read_without_a_panic(at in 0..ENTRIES as usize + TAIL, bit in 0..8_u32, cut: usize) {
+        fn any_record_is_read_without_a_panic(
+            at: proptest::sample::Index,
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
             let whole = record(&state("key", None, Posix::default(), 1)).unwrap();
-            let mut bytes = whole.clone();
-            bytes[at] ^= 1_u8 << bit;
-            prop_assert!(parse(&bytes).is_none());
-            prop_assert!(parse(&whole[..cut % whole.len()]).is_none());
+            prop_assert!(parse(&whole[..at.index(whole.len())]).is_none());
+            let mut damaged = whole.clone();
+            damaged[at.index(whole.len())] ^= 1;
+            let _ = parse(&damaged);
+            let _ = parse(&bytes);
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::fs::Metadata;
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -136,7 +136,7 @@ impl ObjectFs {
         answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let writes = options.writes != Writes::No;
-        let cache = Cache::open(&dir, store.name(), options.cache_size, writes)?;
+        let cache = Cache::open(&dir, store.name(), options.cache_size)?;
         let cache = Arc::new(cache);
         let permits = permits(&options);
         let fetch = Fetch {
@@ -159,7 +159,7 @@ impl ObjectFs {
                 moving: RwLock::default(),
             })),
             false => {
-                draft::warn_of(&fetch.cache);
+                draft::warn_of(&fetch.cache)?;
                 None
             }
         };
@@ -359,7 +359,7 @@ impl ObjectFs {
     pub(crate) fn attr(&self, known: &Known) -> Attr {
         let state = known.state();
         let written = state.draft.as_ref();
-        let written = written.map(|draft| (draft.state().posix, draft.file.metadata()));
+        let written = written.map(|draft| (draft.state().posix, draft.metadata()));
         let posix = match &written {
             Some((posix, _)) => posix,
             None => &state.posix,
@@ -482,6 +482,9 @@ impl ObjectFs {
     /// either by a backing file or by its own pages.
     fn begin_use(&self, known: &Known, flags: OFlags, origin: Origin) -> Result<By> {
         let mut state = known.state();
+        if let Some(draft) = &state.draft {
+            draft.contents()?;
+        }
         let by = self.use_by(known, &mut state, origin)?;
         state.writers += u64::from(flags.intersects(OFlags::RWMODE));
         Ok(by)
@@ -566,6 +569,7 @@ impl ObjectFs {
         if !state.is_open() {
             state.object = None;
         }
+        state.rest();
     }
 
     /// Opens what another program has made meanwhile.
@@ -779,18 +783,17 @@ impl FileSystem for ObjectFs {
 
     async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
         let known = self.known(node)?;
-        let (version, draft) = {
+        let version = {
             let state = known.state();
-            (
-                state.version.clone().ok_or(Errno::INVAL)?,
-                state.draft.clone(),
-            )
+            if let Some(draft) = &state.draft {
+                let mut target = Vec::new();
+                File::open(draft.path())?
+                    .take(TARGET_MAX)
+                    .read_to_end(&mut target)?;
+                return Ok(target);
+            }
+            state.version.clone().ok_or(Errno::INVAL)?
         };
-        if let Some(draft) = draft {
-            let mut target = vec![0; draft.file.metadata()?.len().min(TARGET_MAX) as usize];
-            draft.file.read_exact_at(&mut target, 0)?;
-            return Ok(target);
-        }
         let key = known.key();
         if version.size > TARGET_MAX {
             let why = format!("object {key:?} is too long for a symbolic link");
@@ -863,8 +866,13 @@ impl FileSystem for ObjectFs {
         if flags.contains(OFlags::WRONLY) {
             return Err(Errno::BADF.into());
         }
-        let draft = known.state().draft.clone();
-        if let Some(draft) = draft {
+        let contents = {
+            let state = known.state();
+            let draft = state.draft.clone();
+            let open = draft.map(|draft| Ok::<_, Error>((draft.contents()?, draft)));
+            open.transpose()?
+        };
+        if let Some((contents, draft)) = contents {
             if !draft.has(how.offset) {
                 let why = format!(
                     "object {:?} is larger than the cache: it can be read when it is closed",
@@ -872,7 +880,7 @@ impl FileSystem for ObjectFs {
                 );
                 return Err(Error::new(Errno::IO, why));
             }
-            return Ok(ops::read_at(&draft.data, data, how.offset, 0).await?);
+            return Ok(ops::read_at(&contents.data, data, how.offset, 0).await?);
         }
         let object = self.object(known, &mut known.state())?;
         let size = object.version.size;

@@ -3,8 +3,8 @@
 //! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
 //! version of an object) and, for what is missing, `store.rs` (requests to the store). `posix.rs` reads user metadata, and
 //! `listing.rs` keeps listings for lookups. `clients.rs` serves clients over shared memory, and `counters.rs` counts for the
-//! statistics. `write.rs` and `names.rs` take changes, which `draft.rs` keeps on the local disk and `put.rs` brings to the store.
-//! `cache.rs` owns the files of the local disk. `engine.rs` has one object as a device of the buffer cache, for
+//! statistics. `write.rs` and `names.rs` take changes, which `draft.rs` and `journal.rs` keep on the local disk and `put.rs` brings to
+//! the store. `cache.rs` owns the files of the local disk. `engine.rs` has one object as a device of the buffer cache, for
 //! an image in a store.
 //!
 //! ```no_run
@@ -24,6 +24,7 @@ mod counters;
 mod draft;
 mod engine;
 mod fs;
+mod journal;
 mod listing;
 mod map;
 mod names;

@@ -13,7 +13,7 @@ pub(crate) const ENTRIES: u64 = 8192;
 pub(crate) const THERE: u64 = 1 << 32;
 
 const CHECKED: usize = 12;
-const FIXED: usize = 36;
+const FIXED: usize = 24;
 const NONE_NANOS: u32 = u32::MAX;
 const NONE_ETAG: u16 = u16::MAX;
 
@@ -30,28 +30,11 @@ pub(crate) fn piece_log(size: u64) -> u32 {
 
 /// The header of a map. `None` if key and ETag are too long for it.
 pub(crate) fn header(key: &str, version: &Version) -> Option<Vec<u8>> {
-    let etag = version.etag.as_deref();
-    let key_len = u16::try_from(key.len()).ok()?;
-    let etag_len = etag.map_or(Some(NONE_ETAG), |etag| {
-        u16::try_from(etag.len())
-            .ok()
-            .filter(|len| *len < NONE_ETAG)
-    })?;
-    let (seconds, nanos) = version.modified.unwrap_or((0, NONE_NANOS));
+    let described = describe(key, version)?;
     let mut all = Vec::with_capacity(ENTRIES as usize);
     all.extend(MAGIC);
     all.extend([0; 4]);
-    all.extend(version.size.to_le_bytes());
-    all.extend(seconds.to_le_bytes());
-    all.extend(nanos.to_le_bytes());
-    all.extend(key_len.to_le_bytes());
-    all.extend(etag_len.to_le_bytes());
-    debug_assert_eq!(all.len(), FIXED);
-    all.extend(key.as_bytes());
-    all.extend(etag.unwrap_or_default().as_bytes());
-    if all.len() > ENTRIES as usize {
-        return None;
-    }
+    all.extend(described);
     all.resize(ENTRIES as usize, 0);
     let sum = crc32c::crc32c(&all[CHECKED..]);
     all[MAGIC.len()..CHECKED].copy_from_slice(&sum.to_le_bytes());
@@ -66,7 +49,34 @@ pub(crate) fn parse(header: &[u8]) -> Option<(String, Version)> {
     if magic != MAGIC || u32::from_le_bytes(*sum) != crc32c::crc32c(rest) {
         return None;
     }
-    let (size, rest) = rest.split_first_chunk()?;
+    described(rest)
+}
+
+/// The part of a header that has the key and the version. `None` if they are too long.
+pub(crate) fn describe(key: &str, version: &Version) -> Option<Vec<u8>> {
+    let etag = version.etag.as_deref();
+    let key_len = u16::try_from(key.len()).ok()?;
+    let etag_len = etag.map_or(Some(NONE_ETAG), |etag| {
+        u16::try_from(etag.len())
+            .ok()
+            .filter(|len| *len < NONE_ETAG)
+    })?;
+    let (seconds, nanos) = version.modified.unwrap_or((0, NONE_NANOS));
+    let mut all = Vec::with_capacity(FIXED + key.len() + etag.map_or(0, str::len));
+    all.extend(version.size.to_le_bytes());
+    all.extend(seconds.to_le_bytes());
+    all.extend(nanos.to_le_bytes());
+    all.extend(key_len.to_le_bytes());
+    all.extend(etag_len.to_le_bytes());
+    debug_assert_eq!(all.len(), FIXED);
+    all.extend(key.as_bytes());
+    all.extend(etag.unwrap_or_default().as_bytes());
+    (all.len() + CHECKED <= ENTRIES as usize).then_some(all)
+}
+
+/// Reads what [`describe`] wrote, and what may follow. `None` for anything else.
+pub(crate) fn described(bytes: &[u8]) -> Option<(String, Version)> {
+    let (size, rest) = bytes.split_first_chunk()?;
     let (seconds, rest) = rest.split_first_chunk()?;
     let (nanos, rest) = rest.split_first_chunk()?;
     let (key_len, rest) = rest.split_first_chunk()?;

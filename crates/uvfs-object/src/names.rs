@@ -432,7 +432,7 @@ impl ObjectFs {
         let known = self.make_file(cx, parent, name, posix).await?;
         let draft = known.state().draft.clone().expect("it has just begun");
         let writer = Writer::new(self, &known);
-        std::os::unix::fs::FileExt::write_all_at(&draft.file, contents, 0)?;
+        std::os::unix::fs::FileExt::write_all_at(&draft.contents()?.file, contents, 0)?;
         let stored = self.store_draft(cx, &known, false).await;
         if stored.is_err() {
             let (writing, key) = (self.writing()?, draft.state().key.clone());

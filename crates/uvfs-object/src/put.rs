@@ -86,6 +86,16 @@ impl Writing {
 
     /// Puts a draft as it is, or only as a program `closed` it. The caller holds [`Draft::order`].
     async fn put_as(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
+        let put = self.put_open(draft, closed).await;
+        let node = draft.state().node.upgrade();
+        match node {
+            Some(known) => known.state().rest(),
+            None => draft.close(),
+        }
+        put
+    }
+
+    async fn put_open(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
         let store = &self.fetch.store;
         for _ in 0..TRIES {
             let key = match draft.state() {
@@ -121,7 +131,7 @@ impl Writing {
             // An upload that has begun takes permits for its parts.
             let under_way = match upload {
                 Some(_) => 0,
-                None => draft.file.metadata()?.len().min(PARTS as u64 * PART),
+                None => draft.metadata()?.len().min(PARTS as u64 * PART),
             };
             let permits = (under_way.div_ceil(REQUEST) as usize).clamp(1, self.permits);
             let permits = self.fetch.permits.acquire_many(permits as u32);
@@ -134,7 +144,8 @@ impl Writing {
                 true => Some(&tell),
                 false => None,
             };
-            let put = store.put(key, &draft.file, replaces, words, upload, tell);
+            let contents = draft.contents()?;
+            let put = store.put(key, &contents.file, replaces, words, upload, tell);
             match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
                 Ok(None) if before.parts.is_streamed() => return Err(self.lost(draft)),
@@ -181,7 +192,7 @@ impl Writing {
                 self.drafts.rename(draft, key, None, None)?;
             }
             // An earlier attempt arrived, and its answer got lost.
-            Some(Some(version)) if store.equals(key, &version, &draft.file).await? => {
+            Some(Some(version)) if store.equals(key, &version, &draft.contents()?.file).await? => {
                 let sums = Vec::new();
                 self.stored(draft, before, Stored { version, sums })?;
                 return Ok(true);
@@ -414,7 +425,7 @@ impl Writing {
         while let Some(upload) = upload
             && let Some(end) = draft.next_part()
         {
-            store.send(upload, &draft.file, end).await?;
+            store.send(upload, &draft.contents()?.file, end).await?;
             if self.fetch.cache.is_full_of_drafts() {
                 draft.drop_sent()?;
             }
@@ -464,7 +475,7 @@ impl Writing {
         if !self.fetch.store.metadata {
             return Ok(None);
         }
-        let [mtime, _] = times(&draft.file.metadata()?);
+        let [mtime, _] = times(&draft.metadata()?);
         let posix = Posix {
             mtime: Some(mtime),
             ..state.posix
@@ -575,7 +586,7 @@ impl Writing {
                 known.draft = None;
                 known.object = None;
                 known.posix = state.posix;
-                known.written = draft.file.metadata().ok().map(|file| times(&file));
+                known.written = draft.metadata().ok().map(|file| times(&file));
                 if !state.removed {
                     known.version.clone_from(&state.replaces);
                     known.asked = Some(Instant::now());
@@ -594,6 +605,7 @@ impl Writing {
                 tracing::debug!(%error, key = state.key, "the cache does not take it over");
             }
             draft.discard();
+            draft.close();
             return true;
         }
     }

@@ -77,6 +77,16 @@ impl State {
     pub(crate) fn is_open(&self) -> bool {
         self.plain > 0 || self.clients > 0 || self.backing.is_some()
     }
+
+    /// Closes the draft's data file, if no program uses it.
+    pub(crate) fn rest(&self) {
+        if let Some(draft) = &self.draft
+            && !self.is_open()
+            && self.writers == 0
+        {
+            draft.close();
+        }
+    }
 }
 
 impl Known {

@@ -50,8 +50,9 @@ pub(crate) async fn take_over(
     draft: Arc<Draft>,
     len: u64,
 ) -> Result<()> {
+    let contents = draft.contents()?;
     let copy =
-        |part: Range<u64>| (fetch.cache).with_room(|| object.copy_to(&draft.file, part.clone()));
+        |part: Range<u64>| (fetch.cache).with_room(|| object.copy_to(&contents.file, part.clone()));
     bring(&fetch, &object, len, copy).await
 }
 
@@ -65,7 +66,7 @@ fn set_modified(draft: &Draft, time: Option<(i64, u32)>) -> Result<()> {
             None => timespec(0, UTIME_NOW),
         },
     };
-    Ok(rustix::fs::futimens(&draft.file, &times)?)
+    Ok(rustix::fs::futimens(&draft.contents()?.file, &times)?)
 }
 
 /// Brings a whole version into the cache, because it is open and loses its name. What can't be had is ESTALE for its readers.
@@ -224,6 +225,7 @@ impl ObjectFs {
         let draft = {
             let mut state = known.state();
             state.writers -= 1;
+            state.rest();
             state.draft.clone().filter(|_| state.writers == 0)
         };
         if let (Some(draft), Ok(writing)) = (draft, self.writing()) {
@@ -235,7 +237,7 @@ impl ObjectFs {
         let draft = self.draft(cx, known, size).await?;
         let range = size..u64::MAX;
         draft.change(&range)?;
-        draft.file.set_len(size)?;
+        draft.contents()?.file.set_len(size)?;
         draft.count()?;
         draft.change(&range)
     }
@@ -252,7 +254,7 @@ impl ObjectFs {
         let appends = how.flags.contains(OFlags::APPEND) && !how.from_cache;
         let _one = locked(appends.then_some(&known.making)).await;
         let offset = match appends {
-            true => draft.file.metadata()?.len(),
+            true => draft.metadata()?.len(),
             false => how.offset,
         };
         if how.kill_suidgid {
@@ -291,10 +293,11 @@ impl ObjectFs {
         how: &IoHow,
         data: &Payload,
     ) -> Result<usize> {
+        let contents = draft.contents()?;
         let (mut done, mut may_make_room) = (0, true);
         while done < data.len() {
             let (rest, at) = (data.slice(done..data.len()), offset + done as u64);
-            match ops::write_at(&draft.data, &rest, at, 0).await {
+            match ops::write_at(&contents.data, &rest, at, 0).await {
                 Ok(0) => break,
                 Ok(more) => done += more,
                 Err(Errno::NOSPC) if std::mem::take(&mut may_make_room) => {
@@ -334,7 +337,8 @@ impl ObjectFs {
         // Some modes move what lies behind the range.
         let changed = range.0..u64::MAX;
         draft.change(&changed)?;
-        let done = ops::fallocate(&draft.data, mode.bits(), range.0, range.1).await;
+        let contents = draft.contents()?;
+        let done = ops::fallocate(&contents.data, mode.bits(), range.0, range.1).await;
         draft.count()?;
         draft.change(&changed)?;
         Ok(done?)

@@ -738,7 +738,7 @@ fn the_next_mount_puts_what_is_left() {
     let left = fs::read_dir(left.path()).unwrap();
     let drafts = left.filter(|entry| {
         let name = entry.as_ref().unwrap().file_name();
-        [".draft", ".new", ".tmp"]
+        [".kept", ".new", ".tmp"]
             .iter()
             .any(|end| name.to_str().unwrap().ends_with(end))
     });
@@ -896,7 +896,7 @@ fn drafts_of_another_cache_are_taken_over() {
             .unwrap()
             .map(|entry| entry.unwrap().file_name());
         names
-            .filter(|name| name.to_str().unwrap().ends_with(".draft"))
+            .filter(|name| name.to_str().unwrap().ends_with(".new"))
             .count()
     };
     let dirs = fs::read_dir(cache.path()).unwrap();

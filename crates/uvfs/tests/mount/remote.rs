@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::fake::Fake;
 use crate::harness::*;
 use crate::observe::{Metrics, stats};
-use crate::proxy::Proxy;
+use crate::proxy::{Mode, Proxy};
 use crate::stores::At;
 
 /// A directory of the host as a store, and a place for its mount.

@@ -44,6 +44,47 @@ fn what_is_written_anew_when_the_server_is_killed() {
     assert_eq!(bucket.objects.keys().filter(beside).count(), 1);
 }
 
+/// More files and names may wait for the store than the server may have open files.
+#[test]
+fn more_changes_wait_than_files_may_be_open() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("prlimit"),
+    ]) {
+        return;
+    }
+    let store = InMemory::new(&["write=back", "timeout=60", "ttl=600"], |fake| {
+        for n in 0..200 {
+            fake.put(&format!("old{n}"), b"old");
+        }
+    });
+    let pid = store.mount.server.pid().to_string();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let limit = format!("--nofile={}", open + 100);
+    run(Command::new("prlimit").args(["--pid", &pid, &limit])).ok();
+    let at = |name: &str, n: i32| store.mount.at.join(format!("{name}{n}"));
+    assert_eq!(fs::read_dir(&store.mount.at).unwrap().count(), 200);
+    store.proxy.set(Mode::Stall);
+    for n in 0..200 {
+        fs::write(at("new", n), n.to_string()).unwrap();
+        fs::remove_file(at("old", n)).unwrap();
+        fs::create_dir(at("made", n)).unwrap();
+    }
+    for n in 0..200 {
+        assert_eq!(fs::read(at("new", n)).unwrap(), n.to_string().as_bytes());
+    }
+    store.proxy.set(Mode::Pass);
+    store.mount.unmount().ok();
+    let bucket = store.fake.bucket();
+    for n in 0..200 {
+        let contents = &bucket.objects[&format!("p/new{n}")].contents;
+        assert_eq!(contents, n.to_string().as_bytes());
+        assert!(bucket.objects.contains_key(&format!("p/made{n}/")));
+    }
+    assert_eq!(bucket.objects.len(), 400);
+}
+
 /// A directory that is removed, made and removed again before the store hears of it is gone, and a file may take its name.
 #[test]
 fn a_directory_is_removed_twice() {
