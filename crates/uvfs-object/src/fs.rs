@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use slab::Slab;
 use tokio::runtime::Runtime;
-use tokio::sync::{RwLock, Semaphore};
+use tokio::sync::{Notify, RwLock, Semaphore};
 use uvfs_io::ops;
 use uvfs_server::fs::*;
 use uvfs_server::interrupt::until_killed;
@@ -156,6 +156,8 @@ impl ObjectFs {
                 back: options.writes == Writes::Back,
                 local_fsync: options.local_fsync,
                 turns: Semaphore::new(options.requests.max(1)),
+                soon: Mutex::default(),
+                begun: Notify::new(),
                 moving: RwLock::default(),
             })),
             false => {
@@ -690,10 +692,11 @@ impl FileSystem for ObjectFs {
             config.wanted -= InitFlags::ATOMIC_O_TRUNC;
             // Clients change sizes, which the kernel then has to ask for before it reads.
             config.wanted |= InitFlags::AUTO_INVAL_DATA;
-            writing.resume();
             if writing.back {
+                writing.bring_in_time();
                 writing.commit_each_second();
             }
+            writing.resume();
         }
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO

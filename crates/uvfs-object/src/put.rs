@@ -3,13 +3,14 @@
 //! With `write=close` the call of a program waits for the put; with `write=back` a task puts the draft later. A draft whose file
 //! no program writes any more becomes a version of the cache.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::OptionFuture;
 use futures_util::{StreamExt, stream};
-use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, RwLock, Semaphore};
 use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft, Drafts};
@@ -44,6 +45,9 @@ pub(crate) struct Writing {
     pub(crate) local_fsync: bool,
     /// Changes that tasks bring to the store at a time.
     pub(crate) turns: Semaphore,
+    /// Drafts that a task puts when their time has come, in this order; and that there is one.
+    pub(crate) soon: Mutex<VecDeque<(tokio::time::Instant, Arc<Draft>)>>,
+    pub(crate) begun: Notify,
     /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
     /// [`Draft::order`].
     pub(crate) moving: RwLock<()>,
@@ -519,32 +523,59 @@ impl Writing {
         if self.finish(draft) || draft.settling.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (this, draft) = (self.clone(), draft.clone());
+        if !self.back {
+            self.fetch.runtime.spawn(self.clone().bring(draft.clone()));
+            return;
+        }
+        // Many a file gets another name, or is removed, soon after it was closed.
+        let mut soon = uvfs_sys::lock(&self.soon);
+        soon.push_back((tokio::time::Instant::now() + COMMIT, draft.clone()));
+        if soon.len() == 1 {
+            self.begun.notify_one();
+        }
+    }
+
+    /// Has tasks put drafts a while after [`Writing::settle`]. One task waits for all of them: a program that writes small files would
+    /// wake a thread for each.
+    pub(crate) fn bring_in_time(self: &Arc<Self>) {
+        let this = self.clone();
         self.fetch.runtime.spawn(async move {
-            if this.back {
-                // Many a file gets another name, or is removed, soon after it was closed.
-                tokio::time::sleep(COMMIT).await;
-            }
-            let mut pause = FIRST_PAUSE;
             loop {
-                let turn = this.turns.acquire().await;
-                let put = this.put_closed(&draft).await;
-                drop(turn);
-                draft.settling.store(false, Ordering::Release);
-                if this.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
-                    return;
-                }
-                match put {
-                    Ok(()) => {}
-                    Err(error) if error == Errno::BUSY => tokio::time::sleep(FIRST_PAUSE).await,
-                    Err(error) => {
-                        tracing::warn!("{error}: the next attempt is in {pause:?}");
-                        tokio::time::sleep(pause).await;
-                        pause = (2 * pause).min(LONGEST_PAUSE);
-                    }
-                }
+                let first = uvfs_sys::lock(&this.soon).front().map(|(when, _)| *when);
+                let Some(when) = first else {
+                    this.begun.notified().await;
+                    continue;
+                };
+                tokio::time::sleep_until(when).await;
+                let (_, draft) = uvfs_sys::lock(&this.soon)
+                    .pop_front()
+                    .expect("one task takes them");
+                tokio::spawn(this.clone().bring(draft));
             }
         });
+    }
+
+    /// Puts a draft, again and again until the store has it.
+    async fn bring(self: Arc<Self>, draft: Arc<Draft>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let turn = self.turns.acquire().await;
+            let put = self.put_closed(&draft).await;
+            drop(turn);
+            draft.settling.store(false, Ordering::Release);
+            if self.finish(&draft) || draft.settling.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            match put {
+                Ok(()) => {}
+                Err(error) if error == Errno::BUSY => tokio::time::sleep(FIRST_PAUSE).await,
+                Err(error) => {
+                    tracing::warn!("{error}: the next attempt is in {pause:?}");
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+            }
+        }
     }
 
     /// Ends a draft that the store has, and gives its file to the cache. False if the store has to get it first. The draft of a
