@@ -158,6 +158,7 @@ impl ObjectFs {
                 turns: Semaphore::new(options.requests.max(1)),
                 soon: Mutex::default(),
                 begun: Notify::new(),
+                hurry: Notify::new(),
                 moving: RwLock::default(),
             })),
             false => {

@@ -27,8 +27,10 @@ const TRIES: usize = 5;
 /// Pauses between puts of a draft that fail.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long a change waits with others, for the disk and for the store.
+/// How long a change waits with others for the disk.
 const COMMIT: Duration = Duration::from_secs(1);
+/// How long it waits for the store. Many a file gets another name, or is removed, soon after it was closed.
+const DELAY: Duration = Duration::from_secs(5);
 /// Characters of a file's name that the name of its conflict keeps, at most.
 const KEPT_NAME: usize = NAME_MAX - 40;
 
@@ -48,6 +50,8 @@ pub(crate) struct Writing {
     /// Drafts that a task puts when their time has come, in this order; and that there is one.
     pub(crate) soon: Mutex<VecDeque<(tokio::time::Instant, Arc<Draft>)>>,
     pub(crate) begun: Notify,
+    /// Their time has come: a writer waits for room.
+    pub(crate) hurry: Notify,
     /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
     /// [`Draft::order`].
     pub(crate) moving: RwLock<()>,
@@ -356,6 +360,7 @@ impl Writing {
                 if !cache.is_full_of_drafts() || !may_end() {
                     return;
                 }
+                self.hurry.notify_one();
                 ended.await;
             }
         };
@@ -527,9 +532,8 @@ impl Writing {
             self.fetch.runtime.spawn(self.clone().bring(draft.clone()));
             return;
         }
-        // Many a file gets another name, or is removed, soon after it was closed.
         let mut soon = uvfs_sys::lock(&self.soon);
-        soon.push_back((tokio::time::Instant::now() + COMMIT, draft.clone()));
+        soon.push_back((tokio::time::Instant::now() + DELAY, draft.clone()));
         if soon.len() == 1 {
             self.begun.notify_one();
         }
@@ -546,7 +550,9 @@ impl Writing {
                     this.begun.notified().await;
                     continue;
                 };
-                tokio::time::sleep_until(when).await;
+                if !this.fetch.cache.is_full_of_drafts() {
+                    let _ = tokio::time::timeout_at(when, this.hurry.notified()).await;
+                }
                 let (_, draft) = uvfs_sys::lock(&this.soon)
                     .pop_front()
                     .expect("one task takes them");

@@ -404,8 +404,8 @@ fn killed_again_and_again(uri: &str, options: &str, by: By, kills: u64) {
         let program = program || by == By::Client;
         let mut writer = Program::start(&at, by);
         let process = writer.process.id() as i32;
-        // With write=back the store gets nothing within the first second.
-        let pause = 30 + model.below(150) + if kill % 8 == 7 { 1200 } else { 0 };
+        // With write=back the store gets nothing within the first five seconds.
+        let pause = 30 + model.below(150) + if kill % 8 == 7 { 5200 } else { 0 };
         if server {
             mount.expect_gone();
         }
