@@ -2,6 +2,8 @@
 
 #[path = "mkfs/archives.rs"]
 mod archives;
+#[path = "mkfs/builders.rs"]
+mod builders;
 mod common;
 #[path = "mkfs/images.rs"]
 mod images;

@@ -1,10 +1,11 @@
 //! How large a file system has to be for a source, and what is told of a source before it is copied.
 
 use super::fill::{AttrForm, block_runs, divide};
-use super::layout::{FixedBlocks, MIN_ORDINARY_BYTES};
+use super::layout::{FixedBlocks, MIN_ORDINARY_BYTES, MIN_TWO_GROUPS_BYTES};
 use super::pool::{SourceWalk, WorkPool};
 use super::source::{Root, Time};
-use super::{MkfsError, MkfsOptions};
+use super::space::region_blocks;
+use super::{Margin, MkfsError, MkfsOptions};
 use crate::bulk::btree::{Shape, fork_root_room};
 use crate::bulk::dir::{DirLayout, NewEntry, layout};
 use crate::format::*;
@@ -133,24 +134,43 @@ fn attr_blocks(form: &AttrForm) -> u64 {
     }
 }
 
-/// The size in bytes for a source that comes to `sum`: everything, a twentieth of that for later,
-/// and the file system's own blocks; at least what mkfs.xfs makes.
+/// The size in bytes for a source that comes to `sum`: everything, the margin, and the file system's own blocks; at least
+/// what mkfs.xfs makes, or what XFS allows.
 pub(crate) fn size(o: &MkfsOptions, sum: &Sum) -> Result<u64, MkfsError> {
-    const ROUND: u64 = 4 << 20;
+    let (least, round) = match o.smallest {
+        true => (MIN_TWO_GROUPS_BYTES, 1 << 20),
+        false => (MIN_ORDINARY_BYTES, 4 << 20),
+    };
     let block = u64::from(o.block_size);
     let inodes = sum.inodes.next_multiple_of(64) * u64::from(o.inode_size);
     let content = sum.blocks * block + inodes;
-    let content = content + content / 20;
-    let mut bytes = MIN_ORDINARY_BYTES;
+    let content = content.saturating_add(match o.margin {
+        Margin::Percent(percent) => (content / 100).saturating_mul(percent.into()),
+        Margin::Bytes(bytes) => bytes,
+    });
+    let mut bytes = least;
     // The log and the number of groups follow from the size, which they are part of.
-    for _ in 0..8 {
-        let l = FixedBlocks::new(o, bytes, [0; 16])?;
+    for _ in 0..64 {
+        let l = match FixedBlocks::new(o, bytes, [0; 16]) {
+            // Groups that are too small for the log, at this size.
+            Err(_) if bytes < MIN_ORDINARY_BYTES => {
+                bytes = (bytes + (16 << 20)).min(MIN_ORDINARY_BYTES);
+                continue;
+            }
+            other => other?,
+        };
         let log = u64::from(l.g.logblocks) * block;
         let groups = u64::from(l.g.agcount);
-        // The unused part of regions that are not full, and the B-trees.
-        let each = u64::from(l.first_free(u32::MAX)) * block + (6 << 20);
-        let need = content + log + groups * each + bytes / 100;
-        let need = need.next_multiple_of(ROUND).max(MIN_ORDINARY_BYTES);
+        // The unused part of regions that are not full (inodes, metadata, data of small files), and the B-trees.
+        let unused = match o.smallest {
+            true => 3 * u64::from(region_blocks(&l.g)) * block + (1 << 18),
+            false => 6 << 20,
+        };
+        let each = u64::from(l.first_free(u32::MAX)) * block + unused;
+        let need = content
+            .saturating_add(log + groups * each + bytes / 100)
+            .min(1 << 62);
+        let need = need.next_multiple_of(round).max(least);
         if need <= bytes {
             break;
         }

@@ -8,12 +8,17 @@ use zerocopy::FromZeros;
 
 /// Smallest allocation group: 16 MiB.
 const MIN_AG_BYTES: u64 = 16 << 20;
+/// The last allocation group may be smaller, down to this, in a file system that is too small for two of that size.
+const MIN_LAST_AG_BYTES: u64 = 1 << 20;
 /// Largest allocation group: a block less than 1 TiB.
 const MAX_AG_BYTES: u64 = 1 << 40;
 /// Smallest file system whose log is of an ordinary size, and the smallest that mkfs.xfs makes.
 pub const MIN_ORDINARY_BYTES: u64 = 300 << 20;
-/// Smallest file system that can be made at all.
-pub const MIN_BYTES: u64 = 32 << 20;
+/// Smallest file system with two groups. A single one has no copy of the superblock, so that xfs_repair refuses it
+/// without `-o force_geometry`.
+pub const MIN_TWO_GROUPS_BYTES: u64 = MIN_AG_BYTES + MIN_LAST_AG_BYTES;
+/// Smallest file system that can be made at all: of a single group, which the kernel wants to be this large.
+pub const MIN_BYTES: u64 = 16 << 20;
 /// Smallest log of an ordinary file system.
 const MIN_LOG_BYTES: u64 = 64 << 20;
 /// Largest log.
@@ -143,7 +148,11 @@ impl FixedBlocks {
         let (agblocks, mut agcount) = groups(o, dblocks, blocklog)?;
         // A last group that is too small is left out.
         let rest = dblocks % agblocks;
-        if rest != 0 && rest < MIN_AG_BYTES >> blocklog {
+        let least = match bytes < 2 * MIN_AG_BYTES {
+            true => MIN_LAST_AG_BYTES,
+            false => MIN_AG_BYTES,
+        };
+        if rest != 0 && rest < least >> blocklog {
             if agcount == 1 {
                 return refuse("the only allocation group is too small".into());
             }
@@ -163,7 +172,10 @@ impl FixedBlocks {
         let dirblklog = 12u32.saturating_sub(blocklog);
         let after_roots = (4 * sector).div_ceil(block) + ROOTS.len() as u32;
         let free_list = 2 * alloc_levels(agblocks, block).min(2);
-        let log_ag = agcount / 2;
+        let log_ag = match bytes < 2 * MIN_AG_BYTES {
+            true => 0,
+            false => agcount / 2,
+        };
         // Leave the log's group some room of its own.
         let last = dblocks - u64::from(agcount - 1) * u64::from(agblocks);
         let ag = match log_ag == agcount - 1 {
@@ -250,7 +262,9 @@ fn groups(o: &MkfsOptions, dblocks: u64, blocklog: u32) -> Result<(u64, u64), Mk
             b if b >= 4 << 40 => most,
             b if b >= 64 << 20 => dblocks.div_ceil(4).min(most),
             b if b >= 32 << 20 => dblocks.div_ceil(2).min(most),
-            _ => dblocks.min(most),
+            // A second group only for a copy of the superblock: of a single group xfs_repair checks nothing unless it
+            // is told to.
+            _ => dblocks.min(least),
         },
     };
     if agblocks > most || agblocks < least {
@@ -280,6 +294,7 @@ const LEAST_LOG: [u32; 7] = [4224, 2496, 1984 + 64, 1152, 1024, 960, 960];
 
 fn log_blocks(o: &MkfsOptions, dblocks: u64, blocklog: u32, most: u32) -> Result<u32, MkfsError> {
     let least = LEAST_LOG[(blocklog - 10) as usize];
+    let bytes = dblocks << blocklog;
     let blocks = match o.log_size {
         Some(bytes) => {
             let max = MAX_LOG_BYTES >> blocklog;
@@ -292,7 +307,11 @@ fn log_blocks(o: &MkfsOptions, dblocks: u64, blocklog: u32, most: u32) -> Result
             }
             n
         }
-        None if dblocks << blocklog < MIN_ORDINARY_BYTES => u64::from(2 * least).min(most.into()),
+        // Where space counts, the log is as small as it can be.
+        None if bytes < 2 * MIN_AG_BYTES || (o.smallest && bytes < MIN_ORDINARY_BYTES) => {
+            least.into()
+        }
+        None if bytes < MIN_ORDINARY_BYTES => u64::from(2 * least).min(most.into()),
         None => (dblocks / LOG_RATIO)
             .clamp(MIN_LOG_BYTES >> blocklog, MAX_LOG_BYTES >> blocklog)
             .max(least.into())

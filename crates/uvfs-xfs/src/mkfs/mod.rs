@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `layout` | chooses the sizes |
 //! | `space` | allocates blocks and inodes |
-//! | `source` | what it is filled from |
+//! | `source` | what it is filled from, and the rules that change it on the way |
 //! | `estimate` | how large it has to be for that |
 //! | `pool` | threads that list directories ahead and copy contents |
 //! | `fill` | the walk that allocates everything and writes inodes and directories |
@@ -35,7 +35,7 @@ pub mod source;
 mod space;
 mod target;
 
-pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
+pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES, MIN_TWO_GROUPS_BYTES};
 pub use source::tar::Archive;
 pub use target::scratch;
 
@@ -67,6 +67,16 @@ pub struct MkfsOptions {
     /// Size of the file system; `None`: that of the device or of a file that is not empty, otherwise
     /// what the source needs.
     pub size: Option<u64>,
+    /// Without a size: as small as the source allows, from [`MIN_TWO_GROUPS_BYTES`] on, instead of from [`MIN_ORDINARY_BYTES`] on.
+    pub smallest: bool,
+    /// Without a size: the room to spare.
+    pub margin: Margin,
+    /// Take the space of the whole image on its own file system, instead of leaving holes in it.
+    pub whole: bool,
+    /// Only find out what would be made: nothing is written.
+    pub dry_run: bool,
+    /// What is left out of the source, and whose its files are.
+    pub rules: source::Rules,
     /// Block size.
     pub block_size: u32,
     /// Sector size; a device with larger sectors takes its own.
@@ -104,6 +114,11 @@ impl Default for MkfsOptions {
     fn default() -> MkfsOptions {
         MkfsOptions {
             size: None,
+            smallest: false,
+            margin: Margin::default(),
+            whole: false,
+            dry_run: false,
+            rules: source::Rules::default(),
             block_size: 4096,
             sector_size: 512,
             inode_size: 512,
@@ -120,6 +135,21 @@ impl Default for MkfsOptions {
             engine: None,
             threads: 0,
         }
+    }
+}
+
+/// Room to spare in a file system that is as large as its contents need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Margin {
+    /// A part of the contents and their metadata, in percent.
+    Percent(u32),
+    /// Bytes.
+    Bytes(u64),
+}
+
+impl Default for Margin {
+    fn default() -> Margin {
+        Margin::Percent(5)
     }
 }
 
@@ -271,6 +301,13 @@ pub enum From {
     /// Tar archives, each laid over those before it as the layers of an image are; the first may hold an image. They are
     /// read as a whole first, into a temporary file beside the image.
     Archives(Vec<Archive>),
+    /// A prototype file of mkfs.xfs(8).
+    Prototype {
+        /// The file.
+        file: PathBuf,
+        /// Slashes in names stand for spaces.
+        slashes_are_spaces: bool,
+    },
 }
 
 /// Makes a file system.
@@ -292,6 +329,43 @@ pub fn mkfs(
     made
 }
 
+/// Makes a file system in a temporary file, and writes all of it to `out`, holes as zeros.
+///
+/// # Errors
+/// [`MkfsError`].
+pub fn mkfs_to(
+    out: &mut dyn io::Write,
+    options: &MkfsOptions,
+    from: From,
+    progress: &MkfsProgress,
+) -> Result<Made, MkfsError> {
+    let directory = std::env::temp_dir();
+    let failed = |what| {
+        let image = directory.clone();
+        move |error| MkfsError::Image { image, what, error }
+    };
+    let file = tempfile::NamedTempFile::new_in(&directory);
+    let mut file = file.map_err(failed("making a temporary file"))?;
+    let made = mkfs(file.path(), options, from, progress)?;
+    if !options.dry_run {
+        let mut buf = vec![0; 1 << 20];
+        loop {
+            let read = io::Read::read(&mut file, &mut buf);
+            let n = read.map_err(failed("reading the temporary file"))?;
+            if n == 0 {
+                break;
+            }
+            let written = out.write_all(&buf[..n]);
+            written.map_err(|error| MkfsError::Image {
+                image: "standard output".into(),
+                what: "writing the image",
+                error,
+            })?;
+        }
+    }
+    Ok(made)
+}
+
 fn make(
     place: &target::Destination,
     options: &MkfsOptions,
@@ -309,6 +383,8 @@ fn make(
         options.sector_size = options.sector_size.max(place.sector);
     }
     let known = place.size(&options);
+    let epoch = options.epoch.filter(|_| options.reproducible);
+    let epoch = epoch.map(|sec| Time { sec, nsec: 0 });
     let root = match from {
         From::Nothing => None,
         From::Directory(dir) => Some(match source::oci::layout(dir.as_path())? {
@@ -316,13 +392,19 @@ fn make(
             None => HostDir::root(&dir, Some(place.id))?,
         }),
         From::Archives(all) => Some(source::tar::read(all, &scratch(&place.image), known)?),
+        From::Prototype {
+            file,
+            slashes_are_spaces,
+        } => {
+            let time = epoch.unwrap_or_else(now);
+            Some(source::proto::read(&file, slashes_are_spaces, time)?)
+        }
     };
+    let root = root.map(|root| options.rules.apply(root)).transpose()?;
     // Everything that has to be known before the first write.
     let mut sum = estimate::Sum::default();
-    let epoch = options.epoch.filter(|_| options.reproducible);
-    let epoch = epoch.map(|sec| Time { sec, nsec: 0 });
     if let Some(root) = &root
-        && (known.is_none() || options.reproducible)
+        && (known.is_none() || options.reproducible || options.dry_run)
     {
         // Only the sizes of blocks and inodes count here.
         let any = MkfsOptions {
@@ -358,6 +440,16 @@ fn make(
         None => random_uuid().map_err(|error| place.failed("getting a random UUID", error))?,
     };
     let l = FixedBlocks::new(&options, bytes, uuid)?;
+    if options.dry_run {
+        return Ok(Made {
+            superblock: l.sb,
+            inodes: sum.inodes.max(1) + 2,
+            bytes: sum.blocks << l.g.blocklog,
+            engine: options.engine.unwrap_or(EngineKind::Sync),
+            direct: false,
+            changed: Changed::default(),
+        });
+    }
     let (output, direct) = place.open(&options, bytes, &l)?;
 
     let config = uvfs_buf::Config {

@@ -9,11 +9,16 @@ use super::layout::FixedBlocks;
 use crate::bulk::btree::Shape;
 use crate::bulk::group::{self as bulk, GroupTree};
 use crate::format::*;
-use crate::geometry::AgBlock;
+use crate::geometry::{AgBlock, Geometry};
 use std::collections::BTreeMap;
 
 /// Bytes of a region.
 pub(crate) const REGION_BYTES: u32 = 1 << 20;
+
+/// Blocks of a region.
+pub(crate) fn region_blocks(g: &Geometry) -> u32 {
+    (REGION_BYTES >> g.blocklog).min(g.agblocks / 32).max(16)
+}
 
 /// Consecutive blocks of an allocation group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,7 +174,8 @@ impl SpaceMap {
         let align = g.inoalignmt.max(1);
         let mut space = SpaceMap {
             groups: Vec::new(),
-            region: (REGION_BYTES >> g.blocklog).max(16),
+            // Parts of a small group that are kept for one use must not be all of it.
+            region: region_blocks(g),
             unit_blocks: g.chunk_blocks(),
             unit_inodes: l.unit_inodes(),
             align,

@@ -55,6 +55,17 @@ impl Destination {
                 error,
             }
         };
+        if options.dry_run && !image.exists() {
+            return Ok(Destination {
+                image: image.into(),
+                id: (0, 0),
+                sector: 512,
+                bytes: 0,
+                block_device: false,
+                created: false,
+                _lock: None,
+            });
+        }
         let made = OpenOptions::new().write(true).create_new(true).open(image);
         let (created, meta) = match made {
             Ok(f) => (true, f.metadata()),
@@ -68,7 +79,7 @@ impl Destination {
         }
         // It refuses what is mounted or otherwise in use.
         let how = DeviceOptions {
-            write: true,
+            write: !options.dry_run,
             ..DeviceOptions::default()
         };
         let device = Device::open(image, how)?;
@@ -85,7 +96,7 @@ impl Destination {
             created,
             _lock: (!block_device).then_some(device),
         };
-        if !created && !options.force {
+        if !created && !options.force && !options.dry_run {
             place.refuse_used()?;
         }
         Ok(place)
@@ -152,6 +163,18 @@ impl Destination {
                 false => Ok(()),
             };
             sized.map_err(|e| self.failed("setting its size", e))?;
+        }
+        if options.whole && !self.block_device {
+            let file = OpenOptions::new().write(true).open(&self.image);
+            let taken = file.and_then(|file| {
+                Ok(rustix::fs::fallocate(
+                    &file,
+                    FallocateFlags::empty(),
+                    0,
+                    bytes,
+                )?)
+            });
+            taken.map_err(|e| self.failed("taking the space of all of it", e))?;
         }
         let (device, direct) = self.device(options)?;
         let whole = !self.block_device && (options.size.is_some() || self.bytes == 0);

@@ -224,13 +224,13 @@ impl HostDir {
 }
 
 impl SourceDir for HostDir {
-    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
+    fn list_wanted(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Result<Vec<SourceEntry>, MkfsError> {
         let failed = |e| self.failed(b"", "listing it", e);
         let mut names = Vec::new();
         for e in rfs::Dir::read_from(&self.fd).map_err(failed)? {
             let e = e.map_err(failed)?;
             let name = e.file_name().to_bytes();
-            if name != b"." && name != b".." {
+            if name != b"." && name != b".." && wanted(name) {
                 names.push((e.ino(), Box::<[u8]>::from(name)));
             }
         }

@@ -2,15 +2,22 @@
 
 mod acl;
 mod compressed;
+mod contexts;
+mod glob;
 mod host;
 mod member;
 pub mod oci;
 mod pax;
+pub(super) mod proto;
+mod rules;
 mod sparse;
 pub mod tar;
 mod tree;
 
+pub use contexts::Contexts;
+pub use glob::Patterns;
 pub use host::HostDir;
+pub use rules::{IdRange, Others, Owners, Rules};
 
 use super::MkfsError;
 use crate::blocks::{pread, pread_exact};
@@ -99,7 +106,15 @@ pub trait SourceDir: Send + Sync {
     ///
     /// # Errors
     /// [`MkfsError::Source`], which names the path.
-    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError>;
+    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
+        self.list_wanted(&|_| true)
+    }
+
+    /// As [`SourceDir::list`], but only entries with these names. Nothing else is looked at.
+    ///
+    /// # Errors
+    /// As [`SourceDir::list`].
+    fn list_wanted(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Result<Vec<SourceEntry>, MkfsError>;
 
     /// The directory `name` in this one; `None` if there is none any more.
     ///

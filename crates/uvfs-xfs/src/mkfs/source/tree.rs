@@ -33,6 +33,8 @@ pub enum Body {
     Directory(Directory),
     /// A regular file: its contents, and whether the rest is holes.
     File(Parts, bool),
+    /// A regular file with the contents of one of the host's.
+    Host(PathBuf),
     /// A symbolic link's target.
     Symlink(Box<[u8]>),
     /// A device or FIFO.
@@ -61,7 +63,7 @@ fn memory_of(attrs: &[NewAttr]) -> usize {
 
 impl Body {
     /// An empty directory.
-    fn directory(parent: usize, name: &[u8]) -> Body {
+    pub fn directory(parent: usize, name: &[u8]) -> Body {
         Body::Directory(Directory {
             parent,
             name: name.into(),
@@ -160,6 +162,11 @@ impl Tree {
         Some(entry.node)
     }
 
+    /// Whether the directory has this name.
+    pub fn has(&self, dir: usize, name: &[u8]) -> bool {
+        self.below(dir, name).is_some()
+    }
+
     /// Makes an inode.
     pub fn make(
         &mut self,
@@ -171,6 +178,7 @@ impl Tree {
             // A B-tree of few entries has room for more.
             Body::Directory(dir) => dir.name.len() + 400,
             Body::File(parts, _) => size_of_val(&parts[..]),
+            Body::Host(path) => path.as_os_str().len(),
             Body::Symlink(target) => target.len(),
             Body::Special => 0,
         };
@@ -452,9 +460,10 @@ impl TreeDir {
 }
 
 impl SourceDir for TreeDir {
-    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
+    fn list_wanted(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Result<Vec<SourceEntry>, MkfsError> {
         let dir = self.nodes()[self.node].dir();
-        let entries = dir.iter().flat_map(|d| &d.below).map(|(name, entry)| {
+        let below = dir.iter().flat_map(|d| &d.below);
+        let entries = below.filter(|(name, _)| wanted(name)).map(|(name, entry)| {
             let n = &self.nodes()[entry.node];
             SourceEntry {
                 name: name.clone(),
@@ -486,6 +495,12 @@ impl SourceDir for TreeDir {
         let node = self.find(name)?;
         let parts = match &self.nodes()[node].body {
             Body::File(parts, _) => parts.as_slice().into(),
+            Body::Host(path) => {
+                let failed = |e| MkfsError::source(path.clone(), "opening it", e);
+                let file = File::open(path).map_err(failed)?;
+                let size = file.metadata().map_err(failed)?.len();
+                return Ok(Some(SourceReader::Host(file.into(), size)));
+            }
             _ => return Ok(None),
         };
         Ok(Some(SourceReader::Parts {
