@@ -80,6 +80,7 @@ struct Cli {
 macro_rules! commands {
     ($($(#[$meta:meta])* $variant:ident => $module:ident,)*) => {
         #[derive(Subcommand)]
+        #[expect(clippy::large_enum_variant, reason = "there is one value")]
         enum Command {
             $($(#[$meta])* $variant($module::Args),)*
         }

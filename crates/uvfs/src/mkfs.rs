@@ -1,19 +1,24 @@
-//! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
+//! `uvfs mkfs`: makes an XFS image, empty or filled from a directory, archives or a prototype.
+
+mod owners;
+mod xfs_options;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::ValueHint;
 use serde_json::json;
-use uvfs_cli::{Error, Progress, Result, size, warn};
+use uvfs_cli::{Context, Error, Progress, Result, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
+use uvfs_xfs::mkfs::source::{Contexts, Patterns, Rules};
 use uvfs_xfs::mkfs::{
-    Archive, From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid, scratch,
+    Archive, From, Made, Margin, MkfsError, MkfsOptions, MkfsProgress, mkfs, mkfs_to, scratch,
 };
 use uvfs_xfs::tools::escape;
 
@@ -29,11 +34,14 @@ Examples:
   docker save debian | uvfs mkfs --from - disk.img
   uvfs mkfs --from base.tar.zst --from changes.tar disk.img
   uvfs mkfs -f -b size=4096 -d agcount=8 -m uuid=6f5e3c1a-0a3f-4a68-9a3f-3f4b5a9f3a10 /dev/sdb1
-  SOURCE_DATE_EPOCH=1700000000 uvfs mkfs --reproducible --from rootfs disk.img
+  SOURCE_DATE_EPOCH=1700000000 uvfs mkfs --from rootfs disk.img
+  uvfs mkfs --from rootfs --size auto --margin 64M --owner 0 --group 0 --exclude '*.o' disk.img
+  uvfs mkfs --from rootfs --selinux-contexts file_contexts --size auto - | zstd >disk.img.zst
 
 Needs no mount and no root, only the right to read the source and to write the image. The file system
 is of version 5 with the features that mkfs.xfs 6.1 gives; its sizes are chosen as there, and the
-options -b, -d, -i, -l, -m, -s and -L are those of mkfs.xfs(8).
+options -b to -s, -K, -L, -N and -p are those of mkfs.xfs(8). Of features it takes those that mkfs.xfs switches on
+by default, and refuses others by name.
 
 With --from, names, types, modes, owners, times, hard and symbolic links, devices, FIFOs, sockets,
 extended attributes, ACLs and holes are kept. Blocks that files share with each other (reflinks) are
@@ -45,8 +53,13 @@ refused. They are read as a whole first, into a temporary file beside the image.
 platforms, that of this machine is taken. With several archives, and in an image, names that begin with .wh.
 remove what lies below (whiteouts).
 
+PATTERN is compared with paths that begin with ./, as in tar -C DIR -c --exclude=PATTERN . : with the whole and with
+what follows each slash; * ? [ ] match slashes, too. One that begins with a slash begins at the root. What --exclude
+and --include both match is left out.
+
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
-source needs with a twentieth to spare, at least 300M.
+source needs with --margin to spare, at least 300M, as mkfs.xfs refuses less. --size auto takes less, down to 17M;
+--size 16M has a single allocation group, which xfs_repair checks with -o force_geometry only.
 
 Existing contents are not overwritten without --force, but the remains of an interrupted mkfs are. The
 superblock is completed last: until then no program takes the image for a file system.
@@ -72,25 +85,75 @@ JSON: one object with
 /// Exit status: made, but files changed while they were copied.
 const CHANGED: u8 = 3;
 
+/// The word of `--size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    /// What the source needs.
+    Auto,
+    Bytes(u64),
+}
+
 /// Options of the command.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
-    /// Image file or block device
+    /// Image file or block device; - is standard output
     #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Fill it from this directory, tar archive, or image of layers (an OCI layout, or what docker saves); - is standard
     /// input. Of several archives, each is laid over those before it
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     from: Vec<PathBuf>,
-    /// Size of the file system, such as 10G
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    size: Option<u64>,
+    /// Prototype of mkfs.xfs: a directory, or a file that lists what comes in; file=FILE, slashes_are_spaces=0|1
+    #[arg(short = 'p', value_name = "PROTOTYPE", conflicts_with = "from")]
+    prototype: Vec<String>,
+    /// Leave out what matches, as tar --exclude does
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+    /// Leave out what matches a line of this file
+    #[arg(short = 'X', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    exclude_from: Vec<PathBuf>,
+    /// Take only what matches, with all below, and the directories that lead there
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<String>,
+    /// Give all files this owner: a number, or a name in /etc/passwd
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    /// Give all files this group: a number, or a name in /etc/group
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// Give files other owners: lines of an old and a new one. --owner is for the rest
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    owner_map: Option<PathBuf>,
+    /// Give files other groups: lines of an old and a new one. --group is for the rest
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    group_map: Option<PathBuf>,
+    /// Map COUNT owners from FROM on to those from TO on; owners in no range are an error
+    #[arg(long, value_name = "FROM:TO:COUNT")]
+    map_users: Vec<String>,
+    /// Map COUNT groups from FROM on to those from TO on; groups in no range are an error
+    #[arg(long, value_name = "FROM:TO:COUNT")]
+    map_groups: Vec<String>,
+    /// Labels of SELinux by path, in the format of file_contexts(5)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    selinux_contexts: Option<PathBuf>,
+    /// Size of the file system, such as 10G; auto: as small as the source allows, from 17M on
+    #[arg(long, value_name = "SIZE", value_parser = sized)]
+    size: Option<Size>,
+    /// Without a size: room to spare, as a size or a part of the contents [default: 5%]
+    #[arg(long, value_name = "SIZE|PERCENT%", value_parser = margin)]
+    margin: Option<Margin>,
+    /// Take the space for the whole image file now, instead of leaving holes in it
+    #[arg(long)]
+    whole: bool,
+    /// Say what would be made, as mkfs.xfs -N does, and write nothing
+    #[arg(long, short = 'N')]
+    dry_run: bool,
     /// Overwrite what is there
     #[arg(long, short)]
     force: bool,
     /// The same input gives the same bytes: UUID and generation numbers follow from it, all times are
-    /// the last change of contents, but not after SOURCE_DATE_EPOCH
+    /// the last change of contents, but not after SOURCE_DATE_EPOCH. So it is also if that is set
     #[arg(long)]
     reproducible: bool,
     /// Label, at most 12 bytes
@@ -99,10 +162,13 @@ pub struct Args {
     /// Block size: size=BYTES
     #[arg(short = 'b', value_name = "OPTIONS")]
     block: Vec<String>,
+    /// Options of mkfs.xfs from a file: options=FILE
+    #[arg(short = 'c', value_name = "OPTIONS")]
+    configuration: Vec<String>,
     /// Data: agcount=N, agsize=BYTES, size=BYTES, sectsize=BYTES
     #[arg(short = 'd', value_name = "OPTIONS")]
     data: Vec<String>,
-    /// Inodes: size=BYTES, maxpct=PERCENT
+    /// Inodes: size=BYTES, perblock=N, maxpct=PERCENT
     #[arg(short = 'i', value_name = "OPTIONS")]
     inode: Vec<String>,
     /// Log: size=BYTES
@@ -111,6 +177,15 @@ pub struct Args {
     /// Metadata: uuid=UUID
     #[arg(short = 'm', value_name = "OPTIONS")]
     metadata: Vec<String>,
+    /// Directories: what mkfs.xfs makes by default
+    #[arg(short = 'n', value_name = "OPTIONS")]
+    naming: Vec<String>,
+    /// Realtime section: what mkfs.xfs makes by default
+    #[arg(short = 'r', value_name = "OPTIONS")]
+    realtime: Vec<String>,
+    /// Do not discard a device's blocks, which uvfs never does
+    #[arg(short = 'K')]
+    keep_blocks: bool,
     /// Sectors: size=BYTES
     #[arg(short = 's', value_name = "OPTIONS")]
     sector: Vec<String>,
@@ -131,34 +206,42 @@ pub struct Args {
     json: bool,
 }
 
-/// The `key=value` parts of one of the options of mkfs.xfs.
-fn parts(option: char, given: &[String]) -> Result<Vec<(&str, &str)>> {
-    let part = |p: &'_ str| Error::usage(format!("-{option} {p}: NAME=VALUE is expected"));
-    given
-        .iter()
-        .flat_map(|g| g.split(','))
-        .map(|p| p.split_once('=').ok_or_else(|| part(p)))
-        .collect()
+impl Args {
+    /// The image goes to standard output.
+    fn to_output(&self) -> bool {
+        self.image.as_os_str() == "-"
+    }
 }
 
-fn bytes(option: char, name: &str, value: &str) -> Result<u64> {
-    size(value).map_err(|e| Error::usage(format!("-{option} {name}={value}: {e}")))
+/// Reads the word of `--size`.
+fn sized(word: &str) -> Result<Size, String> {
+    match word {
+        "auto" => Ok(Size::Auto),
+        word => size(word).map(Size::Bytes),
+    }
 }
 
-fn number<T: std::str::FromStr>(option: char, name: &str, value: &str) -> Result<T> {
-    let no = || Error::usage(format!("-{option} {name}={value}: not such a number"));
-    value.parse().map_err(|_| no())
-}
-
-/// A size that has to fit into 32 bits.
-fn small(option: char, name: &str, value: &str) -> Result<u32> {
-    let n = bytes(option, name, value)?;
-    u32::try_from(n).map_err(|_| Error::usage(format!("-{option} {name}={value}: too much")))
+/// Reads the word of `--margin`.
+fn margin(word: &str) -> Result<Margin, String> {
+    let Some(percent) = word.strip_suffix('%') else {
+        return size(word).map(Margin::Bytes);
+    };
+    let percent = percent.parse().ok().filter(|p| *p <= 10_000);
+    let percent = percent.ok_or_else(|| format!("{word}: a part from 0% to 10000% is expected"));
+    percent.map(Margin::Percent)
 }
 
 fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
     let mut o = MkfsOptions {
-        size: args.size,
+        size: match args.size {
+            Some(Size::Bytes(bytes)) => Some(bytes),
+            _ => None,
+        },
+        smallest: args.size == Some(Size::Auto),
+        margin: args.margin.unwrap_or_default(),
+        whole: args.whole,
+        dry_run: args.dry_run,
+        rules: rules(args)?,
         label: args.label.clone().into_bytes(),
         force: args.force,
         reproducible: args.reproducible,
@@ -167,50 +250,92 @@ fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
         threads: args.threads.map_or(0, |n| n as usize),
         ..MkfsOptions::default()
     };
-    let given = [
+    let given: [(char, &[String]); 9] = [
+        ('c', &args.configuration),
         ('b', &args.block),
         ('d', &args.data),
         ('i', &args.inode),
         ('l', &args.log),
         ('m', &args.metadata),
+        ('n', &args.naming),
+        ('r', &args.realtime),
         ('s', &args.sector),
     ];
-    for (option, list) in given {
-        for (name, value) in parts(option, list)? {
-            match (option, name) {
-                ('b', "size") => o.block_size = small(option, name, value)?,
-                ('d', "agcount") => o.agcount = Some(number(option, name, value)?),
-                ('d', "agsize") => o.agsize = Some(bytes(option, name, value)?),
-                ('d', "size") => o.size = Some(bytes(option, name, value)?),
-                ('d', "sectsize") | ('s', "size") => o.sector_size = small(option, name, value)?,
-                ('i', "size") => o.inode_size = small(option, name, value)?,
-                ('i', "maxpct") => o.max_pct = Some(number(option, name, value)?),
-                ('l', "size") => o.log_size = Some(bytes(option, name, value)?),
-                ('m', "uuid") => {
-                    let no = || Error::usage(format!("-m uuid={value}: not a UUID"));
-                    o.uuid = Some(parse_uuid(value).ok_or_else(no)?);
-                }
-                _ => {
-                    let why = format!("-{option} {name}: there is no such option");
-                    return Err(Error::usage(why));
-                }
-            }
-        }
-    }
-    if o.reproducible
-        && let Some(epoch) = std::env::var_os("SOURCE_DATE_EPOCH")
-    {
+    xfs_options::take(&mut o, &given)?;
+    if let Some(epoch) = std::env::var_os("SOURCE_DATE_EPOCH") {
         let no = || Error::usage("SOURCE_DATE_EPOCH is not a number of seconds");
         let epoch = epoch.to_str().and_then(|e| e.parse().ok());
         o.epoch = Some(epoch.ok_or_else(no)?);
+        o.reproducible = true;
     }
     Ok(o)
 }
 
+/// What is changed about the source.
+fn rules(args: &Args) -> Result<Rules> {
+    let mut exclude = args.exclude.clone();
+    for file in &args.exclude_from {
+        let text = std::fs::read_to_string(file).context(|| file.display().to_string())?;
+        exclude.extend(text.lines().filter(|l| !l.is_empty()).map(str::to_owned));
+    }
+    let patterns = |option: &str, given: &[String]| {
+        Patterns::new(given).map_err(|e| Error::usage(format!("{option}: {e}")))
+    };
+    let contexts = args.selinux_contexts.as_ref().map(|file| {
+        let read = Contexts::read(file);
+        read.map_err(|(path, e)| Error::new(format!("{}: {e}", path.display())))
+    });
+    Ok(Rules {
+        exclude: patterns("--exclude", &exclude)?,
+        include: patterns("--include", &args.include)?,
+        users: owners::USERS.owners(
+            args.owner.as_deref(),
+            args.owner_map.as_ref(),
+            &args.map_users,
+        )?,
+        groups: owners::GROUPS.owners(
+            args.group.as_deref(),
+            args.group_map.as_ref(),
+            &args.map_groups,
+        )?,
+        contexts: contexts.transpose()?.map(Arc::new),
+    })
+}
+
+/// What the prototype on the command line is.
+fn prototype(words: &[String]) -> Result<From> {
+    let wrong = |word: &str, why: &str| Error::usage(format!("-p {word}: {why}"));
+    let (mut file, mut slashes_are_spaces) = (None, false);
+    for word in words.iter().flat_map(|w| w.split(',')) {
+        match word.split_once('=') {
+            None => file = Some(PathBuf::from(word)),
+            Some(("file", path)) => file = Some(PathBuf::from(path)),
+            Some(("slashes_are_spaces", "0" | "1")) => slashes_are_spaces = word.ends_with('1'),
+            // Of a directory; they are always kept.
+            Some(("atime", "1")) => {}
+            Some(("atime", _)) => return Err(wrong(word, "times of access are always kept")),
+            Some(_) => return Err(wrong(word, "there is no such option")),
+        }
+    }
+    let file = file.ok_or_else(|| wrong("", "a file or a directory is missing"))?;
+    Ok(match file.is_dir() {
+        true => From::Directory(file),
+        false => From::Prototype {
+            file,
+            slashes_are_spaces,
+        },
+    })
+}
+
 /// What the image is to be filled from.
 fn source(args: &Args) -> Result<From> {
-    let confined = |layout| confine::maker(&args.image, &scratch(&args.image), layout);
+    let beside = match args.to_output() {
+        true => std::env::temp_dir(),
+        false => scratch(&args.image),
+    };
+    let confined = |layout| confine::maker(&args.image, &beside, layout);
     match &args.from[..] {
+        [] if !args.prototype.is_empty() => return prototype(&args.prototype),
         [] => return Ok(From::Nothing),
         [dir] if dir.is_dir() => {
             // Its layers may come from anywhere.
@@ -257,15 +382,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let (inodes, bytes) = progress.get();
         format!("{inodes} inodes, {} MiB", bytes >> 20)
     };
-    let made = Progress::new(args.json || args.quiet)
-        .during(far, || mkfs(&args.image, &options, from, &progress));
+    if args.to_output() && std::io::stdout().is_terminal() {
+        return Err(Error::usage("an image is not written to a terminal"));
+    }
+    let made = Progress::new(args.json || args.quiet).during(far, || match args.to_output() {
+        true => mkfs_to(&mut io::stdout().lock(), &options, from, &progress),
+        false => mkfs(&args.image, &options, from, &progress),
+    });
     let made = made.map_err(|e| match &e {
         MkfsError::Options(_) => Error::usage(e.to_string()),
         _ => Error::new(e.to_string()),
     })?;
     if args.json {
         uvfs_cli::json(&as_json(&args, &made, start))?;
-    } else if !args.quiet {
+    } else if args.dry_run && !args.quiet {
+        let lines = geometry(&args.image, &made);
+        uvfs_cli::print(|out| out.write_all(lines.as_bytes()))?;
+    } else if !args.quiet && !args.to_output() {
         let sb = &made.superblock;
         let line = format!(
             "{}: XFS {}, {} blocks of {} bytes, {} allocation groups, a log of {} blocks, {} inodes",
@@ -311,16 +444,54 @@ fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
         "agblocks": sb.agblocks.get(),
         "log_blocks": sb.logblocks.get(),
         "blocks": sb.dblocks.get(),
-        "free_blocks": sb.fdblocks.get(),
+        "free_blocks": (!args.dry_run).then(|| sb.fdblocks.get()),
         "inodes": made.inodes,
         "bytes": made.bytes,
         "changed_count": made.changed.count,
         "changed": made.changed.files.iter().map(|(path, what)| {
             json!({ "path": path.display().to_string(), "what": what })
         }).collect::<Vec<_>>(),
+        "dry_run": args.dry_run,
         "engine": made.engine.name(),
         "direct": made.direct,
         "peak_memory": peak_memory(),
         "seconds": start.elapsed().as_secs_f64(),
     })
+}
+
+/// The sizes as mkfs.xfs tells them.
+fn geometry(image: &Path, made: &Made) -> String {
+    let sb = &made.superblock;
+    let block = sb.blocksize.get();
+    let directory = block << sb.dirblklog;
+    // Log stripes of one byte stand for none.
+    let stripe = sb.logsunit.get() / block;
+    format!(
+        "meta-data={:<22} isize={:<6} agcount={}, agsize={} blks
+         ={none:<22} sectsz={:<5} attr=2, projid32bit=1
+         ={none:<22} crc=1        finobt=1, sparse=1, rmapbt=0
+         ={none:<22} reflink=1    bigtime=1 inobtcount=1 nrext64=0
+data     ={none:<22} bsize={:<6} blocks={}, imaxpct={}
+         ={none:<22} sunit=0      swidth=0 blks
+naming   =version 2              bsize={:<6} ascii-ci=0, ftype=1
+log      =internal log           bsize={:<6} blocks={}, version=2
+         ={none:<22} sectsz={:<5} sunit={} blks, lazy-count=1
+realtime =none                   extsz={:<6} blocks=0, rtextents=0
+",
+        image.display(),
+        sb.inodesize.get(),
+        sb.agcount.get(),
+        sb.agblocks.get(),
+        sb.sectsize.get(),
+        block,
+        sb.dblocks.get(),
+        sb.imax_pct,
+        directory,
+        block,
+        sb.logblocks.get(),
+        sb.sectsize.get(),
+        stripe,
+        sb.rextsize.get() * block,
+        none = "",
+    )
 }

@@ -413,3 +413,169 @@ fn device_numbers_and_flags_are_kept() {
         &["from/far", "device numbers"],
     );
 }
+
+/// `-N` tells the sizes that mkfs.xfs tells, line by line, and writes nothing.
+#[test]
+fn a_dry_run_tells_what_mkfs_xfs_tells() {
+    if !has(&[Need::Uvfs, Need::Program("mkfs.xfs")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.path("image");
+    let image = image.to_str().unwrap();
+    let configuration = scratch.path("configuration");
+    fs::write(
+        &configuration,
+        "# as in 6.1\n[metadata]\nbigtime=1\ncrc = 1\n\n[inode]\nsparse=1\nmaxpct=9\n",
+    )
+    .unwrap();
+    let configuration = format!("options={}", configuration.display());
+    for (size, options) in [
+        ("300m", &[][..]),
+        ("7g", &["-d", "agcount=7"]),
+        ("100g", &["-b", "size=1024", "-m", "crc=1,rmapbt=0"]),
+        ("3t", &["-s", "size=4096", "-i", "maxpct=7,sparse=1"]),
+        (
+            "1g",
+            &["-l", "size=20000b,version=2", "-n", "size=4096,ftype"],
+        ),
+        (
+            "2g",
+            &[
+                "-b",
+                "size=16384",
+                "-i",
+                "perblock=16",
+                "-r",
+                "extsize=16384",
+            ],
+        ),
+        (
+            "1g",
+            &[
+                "-d",
+                "sectsize=4096,noalign",
+                "-l",
+                "internal,lazy-count=1",
+                "-K",
+            ],
+        ),
+        ("1g", &["-c", &configuration]),
+    ] {
+        let ours = mkfs(&[&["-N", "-d", &format!("size={size}")], options, &[image]].concat());
+        assert!(!Path::new(image).exists());
+        let name = format!("name={image},size={size},file=1");
+        let theirs = run(command("mkfs.xfs", ["-N", "-d", &name]).args(options));
+        let theirs = theirs.ok();
+        let sizes = theirs.find("meta-data").map_or("", |at| &theirs[at..]);
+        assert_eq!(ours.ok(), sizes, "{size} {options:?}");
+        let _ = fs::remove_file(image);
+    }
+}
+
+/// What mkfs.xfs can make and uvfs cannot is refused by the option's name.
+#[test]
+fn options_without_a_choice_are_refused_by_name() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.path("image");
+    let image = image.to_str().unwrap();
+    let configuration = scratch.path("configuration");
+    fs::write(&configuration, "# old\n[metadata]\nreflink = 0\n").unwrap();
+    let configuration = format!("options={}", configuration.display());
+    for (option, value, words) in [
+        (
+            "-m",
+            "rmapbt=1",
+            "-m rmapbt=1: uvfs only makes file systems with rmapbt=0",
+        ),
+        ("-m", "crc=0", "-m crc=0"),
+        ("-i", "nrext64", "-i nrext64: uvfs only"),
+        ("-l", "logdev=/dev/sdb", "-l logdev=/dev/sdb: uvfs makes no"),
+        ("-l", "sectsize=4096", "-l sectsize=4096"),
+        ("-n", "size=8192", "-n size=8192"),
+        ("-n", "version=ci", "-n version=ci"),
+        ("-r", "rtdev=/dev/sdb", "-r rtdev"),
+        ("-d", "su=64k", "-d su=64k"),
+        ("-d", "agcount=2,agcount=3", "-d agcount: it is given twice"),
+        ("-c", &configuration, "-m reflink=0: uvfs only"),
+        ("-c", "options=/none", "/none"),
+        ("-m", "speed=1", "-m speed=1: there is no such option"),
+    ] {
+        let outcome = mkfs(&["--size", "400M", option, value, image]);
+        assert!(outcome.status.code() != Some(0), "{value}: {outcome}");
+        assert!(outcome.stderr.contains(words), "{value}: {outcome}");
+        assert!(!Path::new(image).exists(), "{value}");
+    }
+}
+
+/// With SOURCE_DATE_EPOCH, and all that changes a source, the same files give the same bytes: in a file, on standard
+/// output, with any number of threads, and from a copy of the source.
+#[test]
+fn an_epoch_makes_images_the_same() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let contexts = scratch.path("contexts");
+    fs::write(&contexts, "/.* u:r:all_t:s0\n/sub/keep -- u:r:keep_t:s0\n").unwrap();
+    let owners = scratch.path("owners");
+    fs::write(&owners, "+0 app:1000 # the application\n").unwrap();
+    let mut images = Vec::new();
+    for name in ["one", "two"] {
+        let from = scratch.dir(name);
+        fs::create_dir(from.join("sub")).unwrap();
+        for file in ["sub/keep", "sub/drop.o", "top"] {
+            fs::write(from.join(file), file).unwrap();
+        }
+        for (threads, to_output) in [("1", true), ("3", false)] {
+            let image = scratch.path(&format!("{name}-{threads}"));
+            let mut make = uvfs();
+            make.env("SOURCE_DATE_EPOCH", "1000000000").args([
+                "mkfs",
+                "-q",
+                "--size",
+                "auto",
+                "--margin",
+                "3%",
+                "--threads",
+                threads,
+                "--exclude",
+                "*.o",
+            ]);
+            make.args(["--group", "+7", "--owner-map", owners.to_str().unwrap()]);
+            make.args(["--selinux-contexts", contexts.to_str().unwrap(), "--from"])
+                .arg(&from);
+            if to_output {
+                make.arg("-").stdout(fs::File::create(&image).unwrap());
+                assert!(make.status().unwrap().success());
+            } else {
+                run(make.arg(&image)).ok();
+            }
+            images.push(fs::read(&image).unwrap());
+        }
+    }
+    assert!(
+        images.iter().all(|bytes| *bytes == images[0]),
+        "the images differ"
+    );
+    let image = scratch.path("two-3");
+    let image = image.to_str().unwrap();
+    run(uvfs().args(["check", image])).ok();
+    let listing = run(uvfs().args(["ls", "-lR", image])).ok();
+    let lines: Vec<&str> = listing.lines().filter(|l| l.starts_with('-')).collect();
+    assert_eq!(lines.len(), 2, "{listing}");
+    assert!(
+        lines
+            .iter()
+            .all(|l| l.contains(" 1000     7 ") && l.contains("2001-09-09 01:46:40")),
+        "{listing}"
+    );
+    let stat = run(uvfs().args(["stat", image, "/sub/keep"])).ok();
+    assert!(stat.contains("security.selinux"), "{stat}");
+    let wrong = mkfs(&["--from", "/etc", "--owner", "no-such-user", "image"]);
+    assert_eq!(wrong.status.code(), Some(2), "{wrong}");
+    assert!(wrong.stderr.contains("--owner no-such-user: "), "{wrong}");
+}
