@@ -3,16 +3,20 @@
 //! Names and contents come from an image that is not trusted. Control characters in names are shown
 //! escaped; a copy never follows a link that came out of the image and never overwrites.
 
+mod archive;
 mod copy;
 mod ls;
+mod tree;
 
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::read::inode::{Fork, Inode};
 use crate::read::volume::Volume;
+pub use archive::{archive, finish};
 pub use copy::{Copied, Trust, copy_out};
 pub use ls::{LsOptions, escape, format_time, human, ls, mode_string, quote};
 use std::io::{self, Write};
+pub use tree::{expand, walk};
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;

@@ -57,7 +57,7 @@ fn copy_out_keeps_everything() {
     assert!(target.mkfs(&["-m", "reflink=1,bigtime=1"]));
     let to = Mount::new(&target.path(), "rw").unwrap();
     let volume = image.open();
-    let copied = tools::copy_out(&volume, b"/", to.path(), Trust::Trusted, &mut no_errors).unwrap();
+    let copied = tools::copy_out(&volume, b"/", to.path(), Trust::TRUSTED, &mut no_errors).unwrap();
     assert!(
         copied.files > 6000 && copied.directories > 400 && copied.links == 2,
         "{copied:?}"
@@ -132,7 +132,7 @@ fn copy_out_as_and_into() {
         &volume,
         b"/files/plain-4097",
         &dir,
-        Trust::Trusted,
+        Trust::TRUSTED,
         &mut no_errors,
     )
     .unwrap();
@@ -141,7 +141,7 @@ fn copy_out_as_and_into() {
         &volume,
         b"files/plain-4097",
         &dir.join("as"),
-        Trust::Trusted,
+        Trust::TRUSTED,
         &mut no_errors,
     )
     .unwrap();
@@ -150,7 +150,7 @@ fn copy_out_as_and_into() {
         &volume,
         b"/deep/level-0/",
         &dir,
-        Trust::Trusted,
+        Trust::TRUSTED,
         &mut no_errors,
     )
     .unwrap();
@@ -163,19 +163,19 @@ fn copy_out_as_and_into() {
         &volume,
         b"/files/plain-4097",
         &dir,
-        Trust::Trusted,
+        Trust::TRUSTED,
         &mut count,
     )
     .unwrap();
     assert_eq!((copied.errors, copied.files), (1, 0));
     assert_eq!(failed, 1);
-    assert!(tools::copy_out(&volume, b"/nowhere", &dir, Trust::Trusted, &mut no_errors).is_err());
+    assert!(tools::copy_out(&volume, b"/nowhere", &dir, Trust::TRUSTED, &mut no_errors).is_err());
     assert!(
         tools::copy_out(
             &volume,
             b"/",
             Path::new("/no/such/place"),
-            Trust::Trusted,
+            Trust::TRUSTED,
             &mut no_errors
         )
         .is_err()

@@ -37,13 +37,38 @@ pub struct Copied {
     pub rights_taken_off: u64,
 }
 
+impl std::ops::AddAssign for Copied {
+    fn add_assign(&mut self, more: Copied) {
+        self.files += more.files;
+        self.directories += more.directories;
+        self.links += more.links;
+        self.bytes += more.bytes;
+        self.errors += more.errors;
+        self.devices_left_out += more.devices_left_out;
+        self.rights_taken_off += more.rights_taken_off;
+    }
+}
+
 /// The parts of an image with power over the machine it is copied to that a copy takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trust {
-    /// No device is made; set-user-id and set-group-id bits of files, and capabilities, are taken off.
-    Untrusted,
-    /// Everything.
-    Trusted,
+pub struct Trust {
+    /// Devices are made.
+    pub devices: bool,
+    /// Set-user-id and set-group-id bits of files, and capabilities, are kept.
+    pub rights: bool,
+}
+
+impl Trust {
+    /// None of them.
+    pub const UNTRUSTED: Trust = Trust {
+        devices: false,
+        rights: false,
+    };
+    /// All of them.
+    pub const TRUSTED: Trust = Trust {
+        devices: true,
+        rights: true,
+    };
 }
 
 /// Copies `from` out of the image with everything below it: holes stay holes; modes, owners,
@@ -360,7 +385,7 @@ impl Copy<'_> {
                 let made = rfs::symlinkat(OsStr::from_bytes(&target), dir, name);
                 self.check_os(path, "making", made)?;
             }
-            FileType::CharDevice | FileType::BlockDevice if self.trust == Trust::Untrusted => {
+            FileType::CharDevice | FileType::BlockDevice if !self.trust.devices => {
                 self.done.devices_left_out += 1;
                 return None;
             }
@@ -427,7 +452,7 @@ impl Copy<'_> {
     /// The permissions for a copy.
     fn mode(&mut self, inode: &Inode) -> Mode {
         let mut bits = u32::from(inode.mode & 0o7777);
-        if self.trust == Trust::Untrusted && !inode.is_dir() && bits & 0o6000 != 0 {
+        if !self.trust.rights && !inode.is_dir() && bits & 0o6000 != 0 {
             self.done.rights_taken_off += 1;
             bits &= !0o6000;
         }
@@ -497,7 +522,7 @@ impl Copy<'_> {
         });
         self.check(path, listed);
         for name in names {
-            if name == b"security.capability" && self.trust == Trust::Untrusted {
+            if name == b"security.capability" && !self.trust.rights {
                 self.done.rights_taken_off += 1;
                 continue;
             }

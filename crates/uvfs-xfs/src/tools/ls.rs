@@ -20,6 +20,8 @@ pub struct LsOptions {
     pub long: bool,
     /// Directories below as well.
     pub recursive: bool,
+    /// The directory's path before its entries, as always with `recursive`.
+    pub heading: bool,
     /// Names that begin with a dot, "." and ".." too.
     pub all: bool,
     /// Sizes with a unit of a power of 1024.
@@ -53,7 +55,7 @@ pub fn ls(
     let mut todo = vec![(path.to_vec(), start)];
     let mut first = true;
     while let Some((path, dir)) = todo.pop() {
-        if options.recursive {
+        if options.recursive || options.heading {
             let gap = if first { "" } else { "\n" };
             let head = [gap.as_bytes(), &name_of(&path, options), b":\n"].concat();
             out.write_all(&head).map_err(&write_failed)?;

@@ -105,7 +105,7 @@ fn out_of_an_image() {
     fs::create_dir(&to).unwrap();
     let swapped = swapping(&to, outside.0.path(), false, || {
         // The entry that was swapped in is in the way, and is reported.
-        tools::copy_out(&volume, b"/", &to, Trust::Trusted, &mut |_, _| {}).unwrap();
+        tools::copy_out(&volume, b"/", &to, Trust::TRUSTED, &mut |_, _| {}).unwrap();
     });
     assert!(swapped > 0);
     outside.is_as_it_was();

@@ -24,7 +24,7 @@ Exit status: 0 written, 1 failed, 2 wrong usage.";
 pub struct Args {
     #[command(flatten)]
     access: Access,
-    /// The file
+    /// The file, or a pattern of several
     path: PathBuf,
 }
 
@@ -32,6 +32,10 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let image = Image::open(&args.access, confine::reader)?;
     let out = &mut std::io::stdout().lock();
-    let outcome = tools::cat(image.volume(), super::bytes(&args.path), out);
+    let volume = image.volume();
+    let outcome = tools::expand(volume, super::bytes(&args.path)).and_then(|all| {
+        all.iter()
+            .try_for_each(|path| tools::cat(volume, path, out))
+    });
     image.finish(&args.path, outcome, |()| ExitCode::SUCCESS)
 }

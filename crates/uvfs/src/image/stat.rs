@@ -59,16 +59,16 @@ fn fork(inode: &Inode, fork: Fork, extents: u64) -> Value {
     json!({ "format": format, "extents": extents })
 }
 
-fn as_json(volume: &Volume, path: &[u8]) -> uvfs_xfs::Result<Value> {
-    let i = volume.resolve(path, false)?;
+/// What there is to say of the inode at `path`.
+pub fn as_json(volume: &Volume, path: &[u8], i: &Inode) -> uvfs_xfs::Result<Value> {
     let kind = i.file_type();
     let target = match kind {
-        FileType::Symlink => Some(escape(&volume.readlink(&i)?)),
+        FileType::Symlink => Some(escape(&volume.readlink(i)?)),
         _ => None,
     };
     let is_device = matches!(kind, FileType::CharDevice | FileType::BlockDevice);
     let mut xattrs = Vec::new();
-    volume.xattr_names(&i, &mut |name| {
+    volume.xattr_names(i, &mut |name| {
         xattrs.push(escape(name));
         true
     })?;
@@ -93,7 +93,7 @@ fn as_json(volume: &Volume, path: &[u8]) -> uvfs_xfs::Result<Value> {
         "gid": i.gid,
         "projid": i.projid,
         "size": i.size,
-        "sectors": volume.sectors(&i),
+        "sectors": volume.sectors(i),
         "block_size": volume.geometry().block_size,
         "device": is_device.then_some(i.rdev),
         "atime": time(i.atime),
@@ -102,8 +102,8 @@ fn as_json(volume: &Volume, path: &[u8]) -> uvfs_xfs::Result<Value> {
         "btime": i.crtime.map(time),
         "flags": i.flags,
         "flags2": i.flags2,
-        "data": fork(&i, Fork::Data, i.nextents),
-        "attributes": fork(&i, Fork::Attr, i.anextents),
+        "data": fork(i, Fork::Data, i.nextents),
+        "attributes": fork(i, Fork::Attr, i.anextents),
         "xattrs": xattrs,
     }))
 }
@@ -115,7 +115,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let path = super::bytes(&args.path);
     let out = &mut std::io::stdout().lock();
     let outcome = if args.json {
-        match as_json(volume, path) {
+        let inode = volume.resolve(path, false);
+        match inode.and_then(|inode| as_json(volume, path, &inode)) {
             Ok(object) => return uvfs_cli::json(&object).map(|()| ExitCode::SUCCESS),
             Err(error) => Err(error),
         }

@@ -382,3 +382,201 @@ fn a_copy_takes_no_devices_and_no_rights_unless_trusted() {
         suid regular file 755 2\nsuid2 regular file 755 2\n";
     assert_eq!(run(shell(looks, &[]).current_dir(&to)).ok(), expected);
 }
+
+/// An archive has all that the kernel's mount shows: GNU tar extracts it, and `uvfs mkfs` makes an image of it.
+#[test]
+fn an_archive_has_all_that_the_kernel_shows() {
+    if !has(&NEEDS) || !has(&[Need::Program("tar")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    // Names and numbers that headers have no room for, holes at the end, times before 1970, large owners.
+    image.write(
+        r#"mkdir -p "deep/$(printf 'n%.0s' $(seq 200))" && cd "deep/$(printf 'n%.0s' $(seq 200))"
+        echo long >"$(printf 'm%.0s' $(seq 250))"; ln m* another; ln -s "$(printf 't%.0s' $(seq 150))" link
+        truncate -s 60M end; printf x | dd of=end bs=1 seek=20M conv=notrunc status=none
+        truncate -s 5M hole; touch -d '1969-12-31 23:59:58.25 UTC' hole; chown 3000000:4000000000 end
+        touch -d '1960-01-01 00:00:00.75 UTC' link 'a b' ; setfattr -n user.a=b%c -v '=%' 'a b'"#,
+    );
+    let at = image.shown_by_kernel();
+    let expected = run(&mut describe(&at, true)).ok();
+    let both = format!("{}:/", image.arg());
+    let to = Image::empty(&scratch, "extracted");
+    let into = to.mount("rw");
+    let script = r#"set -o pipefail
+        "$1" cp -r --trusted "$2" - | tar -C "$3" --xattrs --xattrs-include='*' --numeric-owner -xpSf -"#;
+    let uvfs_path = env!("CARGO_BIN_EXE_uvfs");
+    let args = [Path::new(uvfs_path), Path::new(&both), &into];
+    run(command("bash", ["-c", script, "bash"]).args(args)).ok();
+    same(&run(&mut describe(&into, true)).ok(), &expected);
+    let made = scratch.path("made");
+    let script = r#"set -o pipefail
+        "$1" cp -r --trusted "$2" - | "$1" mkfs -q --from - "$3""#;
+    let args = [Path::new(uvfs_path), Path::new(&both), &made];
+    run(command("bash", ["-c", script, "bash"]).args(args)).ok();
+    let again = scratch.dir("again");
+    run(command("mount", ["-t", "xfs", "-o", "loop,ro"]).args([&made, &again])).ok();
+    let shown = run(&mut describe(&again, true)).ok();
+    let holes = fs::metadata(again.join("a/sparse")).unwrap().blocks();
+    run(&mut command("umount", [again.to_str().unwrap()])).ok();
+    same(&shown, &expected);
+    assert!(holes < 100, "{holes} blocks");
+    // Of one directory, without what has power over the machine, and without a warning if that is asked for.
+    let left = uvfs_with(["cp", "-r", image.arg(), "/a", "-"]);
+    assert_eq!(left.status.code(), Some(1), "{left}");
+    assert!(left.stderr.contains("2 devices were not made"), "{left}");
+    let list = r#""$1" cp -r --no-devices --no-suid "$2" /a /empty - | tar tvf - | awk '{print $1, $6}' | sort"#;
+    let listed = run(&mut shell(
+        list,
+        &[Path::new(uvfs_path), Path::new(image.arg())],
+    ));
+    assert_eq!(listed.stderr, "", "{listed}");
+    let listed = listed.ok();
+    for line in [
+        "-rwxr-xr-x a/b/hard",
+        "hrwxr-xr-x a/data",
+        "drwxrwxrwt empty/",
+        "prw-r--r-- a/fifo",
+    ] {
+        let other = line.replace("h", "-");
+        assert!(
+            listed.contains(line) || listed.contains(&other),
+            "{line}: {listed}"
+        );
+    }
+    assert!(!listed.contains("a/null"), "{listed}");
+}
+
+/// Patterns match what a shell's match in the kernel's mount.
+#[test]
+fn patterns_match_as_in_a_shell() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.write("mkdir -p p/.hidden/x p/.other/x; touch p/ab p/a.b 'p/a b' p/.c p/ä 'p/[z]' p/z p/-; ln -s p q");
+    let at = image.shown_by_kernel();
+    for pattern in [
+        "/p/*",
+        "/*/ab",
+        "/p/.*/x",
+        "/p/[a-y]*",
+        "/p/[!a]*",
+        "/q/a?b",
+        "/p/?",
+        "/m*/dir-01?/f*",
+        "/p/[z]",
+        "/p/[[:alpha:]]",
+    ] {
+        let script = r#"cd "$1" && export LC_ALL=C.UTF-8 && printf '%s\n' .$2 | sort"#;
+        let expected =
+            run(command("bash", ["-c", script, "bash"]).args([&*at, Path::new(pattern)])).ok();
+        let to = scratch.dir(&format!("to{}", pattern.len()));
+        let out = run(
+            command("bash", ["-c", r#""$1" ls -R --json -a "$2" "$3""#, "bash"]).args([
+                env!("CARGO_BIN_EXE_uvfs"),
+                image.arg(),
+                pattern,
+            ]),
+        )
+        .ok();
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let entries = json["entries"].as_array().unwrap();
+        let depth = pattern.matches('/').count();
+        let ours: Vec<String> = entries
+            .iter()
+            .map(|e| format!(".{}", e["path"].as_str().unwrap()))
+            .filter(|p| p.matches('/').count() == depth)
+            .collect();
+        let expected: Vec<String> = match pattern {
+            // A name that exists is no pattern.
+            "/p/[z]" => vec!["./p/[z]".into()],
+            _ => expected.lines().map(str::to_owned).collect(),
+        };
+        let mut sorted = ours.clone();
+        sorted.sort();
+        assert_eq!(sorted, expected, "{pattern}");
+        fs::remove_dir(to).unwrap();
+    }
+    refused(
+        &uvfs_with(["ls", image.arg(), "/p/x*"]),
+        &["/p/x*", "nothing matches"],
+    );
+    let copied = scratch.dir("copied");
+    uvfs_with(["cp", image.arg(), "/p/a*", "/p/z", copied.to_str().unwrap()]).ok();
+    let mut names: Vec<_> = fs::read_dir(&copied)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["a b", "a.b", "ab", "z"]);
+    refused(
+        &uvfs_with(["cp", image.arg(), "/p/a*", "/p/z", "/tmp/none/x"]),
+        &["not a directory"],
+    );
+    let missing = uvfs_with(["cp", image.arg(), "-"]);
+    assert_eq!(missing.status.code(), Some(2), "{missing}");
+}
+
+/// `ls --json` has each entry as `stat --json` has it, and nothing on standard output of what fails.
+#[test]
+fn listings_are_json() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let json = |args: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&uvfs_with(args).ok()).unwrap()
+    };
+    let all = json(&["ls", "-aR", "--json", image.arg()]);
+    assert_eq!((&all["version"], &all["path"]), (&1.into(), &"/".into()));
+    let entries = all["entries"].as_array().unwrap();
+    let at = image.shown_by_kernel();
+    let found = run(shell("find . -mindepth 1 | wc -l", &[]).current_dir(&at)).ok();
+    assert_eq!(entries.len().to_string(), found.trim());
+    for entry in entries.iter().step_by(37) {
+        let mut stat = json(&[
+            "stat",
+            "--json",
+            image.arg(),
+            entry["path"].as_str().unwrap(),
+        ]);
+        stat.as_object_mut().unwrap().remove("version");
+        assert_eq!(*entry, stat);
+    }
+    let one = json(&["ls", "--json", image.arg(), "/a"]);
+    let paths: Vec<_> = one["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["path"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "/a/b",
+            "/a/data",
+            "/a/disk",
+            "/a/fifo",
+            "/a/hello",
+            "/a/nothing",
+            "/a/null",
+            "/a/sparse"
+        ]
+    );
+    let file = json(&["ls", "--json", image.arg(), "/a/hello"]);
+    assert_eq!(file["entries"][0]["path"], "/a/hello");
+    let missing = uvfs_with(["ls", "--json", image.arg(), "/none"]);
+    assert_eq!(
+        (missing.status.code(), missing.stdout.as_str()),
+        (Some(1), ""),
+        "{missing}"
+    );
+    assert!(
+        missing.stderr.starts_with("{\"errors\":["),
+        "{missing}"
+    );
+}
