@@ -82,7 +82,7 @@ pub enum OpenError {
     Busy(PathBuf),
     /// An image file that another process reads or writes, and that this one may not write or read meanwhile.
     #[error(
-        "{path}: {} by another process, such as a uvfs mount, mkfs, check or repair of it, or QEMU: \
+        "{path}: {} by another process, such as a mount, mkfs, check or repair of it, or QEMU: \
          end that process {}",
         if *write { "in use" } else { "being written" },
         if *write { "before it is written" } else { "before it is read" },

@@ -1,7 +1,7 @@
 //! `uvfs check`: is an XFS file system sound?
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,12 +9,13 @@ use std::time::Instant;
 use clap::ValueHint;
 use serde_json::{Value, json};
 use uvfs_buf::Target;
-use uvfs_cli::{Error, Progress, Result, size, warn};
-use uvfs_io::device::{Device, OpenError, OpenOptions};
+use uvfs_cli::{Context, Error, Progress, Result, size, warn};
+use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::check::{
     CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
+use uvfs_xfs::image::{open_direct, remote_target};
 use uvfs_xfs::{Blocks, CachedBlocks, LogState};
 
 use crate::image::{self, remote};
@@ -99,18 +100,6 @@ pub enum Strategy {
     Auto,
 }
 
-/// Opens the image past the page cache, or through it where that is not possible.
-pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Device, OpenError> {
-    let direct = OpenOptions {
-        direct: true,
-        ..how
-    };
-    match Device::open(path, direct) {
-        Err(OpenError::NoDirect(_)) => Device::open(path, how),
-        other => other,
-    }
-}
-
 /// An image that is read for a check.
 pub(crate) enum Checked {
     Device(Arc<DeviceBlocks>),
@@ -136,7 +125,9 @@ impl Checked {
         // With a bound the check reads less ahead: a quarter of what this leaves.
         let cache = memory.map_or(most, |memory| most.min(memory / 3));
         let engine = remote::open(uri, store).map_err(|e| e.with_code(COULD_NOT_RUN))?;
-        image::remote_target(engine, cache).map(Checked::Remote)
+        let target = remote_target(engine, cache);
+        let target = target.context(|| "the cache of metadata".into())?;
+        Ok(Checked::Remote(target))
     }
 
     /// What a bound on memory leaves for a check; what is needed, if that is too little.
@@ -301,7 +292,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let how = OpenOptions::default();
             let opened = match args.buffered {
                 true => Device::open(&args.image, how),
-                false => open(&args.image, how),
+                false => open_direct(&args.image, how),
             };
             let device = opened.map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
             confine::checker();

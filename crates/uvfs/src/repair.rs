@@ -10,11 +10,12 @@ use std::time::Instant;
 use clap::ValueHint;
 use serde_json::json;
 use uvfs_cli::{Error, Result, size, warn};
-use uvfs_io::device::{Device, OpenError, OpenOptions};
+use uvfs_io::device::OpenError;
 use uvfs_xfs::check::{DeviceBlocks, Finding};
+use uvfs_xfs::image::open_to_repair;
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, Sink, repair};
 
-use crate::check::{Checked, Strategy, finding_json, json_at, open, peak_memory, shown};
+use crate::check::{Checked, Strategy, finding_json, json_at, peak_memory, shown};
 use crate::confine;
 use crate::image::remote;
 
@@ -91,31 +92,6 @@ fn verdict(outcome: &RepairOutcome, dry_run: bool) -> (&'static str, u8) {
     }
 }
 
-/// Opens an image to read it and, without -n, to write to it.
-fn open_both(args: &Args) -> Result<(Option<Arc<Device>>, Arc<Device>)> {
-    let cannot_open = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
-    // It claims a block device, and refuses what is mounted.
-    let how = OpenOptions {
-        write: true,
-        ..OpenOptions::default()
-    };
-    let sink = (!args.dry_run).then(|| Device::open(&args.image, how).map(Arc::new));
-    let sink = sink.transpose().map_err(cannot_open)?;
-    let device = match &sink {
-        // A claimed device is not opened once more.
-        Some(device) if device.is_block_device() => device.clone(),
-        // A locked image is: past the page cache, which the sink goes through.
-        locked => {
-            let how = OpenOptions {
-                shared: locked.is_some(),
-                ..OpenOptions::default()
-            };
-            Arc::new(open(&args.image, how).map_err(cannot_open)?)
-        }
-    };
-    Ok((sink, device))
-}
-
 /// Runs the repair.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
@@ -133,7 +109,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             (None, checked)
         }
         None => {
-            let (sink, device) = open_both(&args)?;
+            let opened = open_to_repair(&args.image, !args.dry_run);
+            let cannot = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
+            let (sink, device) = opened.map_err(cannot)?;
             confine::checker();
             let blocks = DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?;
             (sink, Checked::Device(Arc::new(blocks)))

@@ -5,6 +5,7 @@
 //!
 //! | | |
 //! |---|---|
+//! | `builder` | the short way to make one |
 //! | `layout` | chooses the sizes |
 //! | `space` | allocates blocks and inodes |
 //! | `source` | what it is filled from, and the rules that change it on the way |
@@ -23,6 +24,7 @@
 //! level on the way down, the subdirectories still to come), files with several names (some 50 bytes
 //! each), and four bytes for each chunk of 64 inodes.
 
+mod builder;
 mod estimate;
 mod fill;
 mod inode;
@@ -35,6 +37,7 @@ pub mod source;
 mod space;
 mod target;
 
+pub use builder::Builder;
 pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES, MIN_TWO_GROUPS_BYTES};
 pub use source::tar::Archive;
 pub use target::scratch;
@@ -223,7 +226,7 @@ pub enum MkfsError {
     #[error("{0}")]
     Options(String),
     /// There is something already.
-    #[error("{}: {what} (--force overwrites it)", image.display())]
+    #[error("{}: {what}", image.display())]
     Exists {
         /// The image.
         image: PathBuf,

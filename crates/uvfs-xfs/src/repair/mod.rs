@@ -1,7 +1,7 @@
 //! Repairing a damaged file system, as xfs_repair does.
 //!
 //! A repair changes nothing on disk until it knows the outcome. It works on the image with its
-//! changes laid over it (`overlay.rs`), in rounds: [`crate::check`] tells what is wrong, the phases
+//! changes laid over it (`overlay.rs`), in rounds: [`mod@crate::check`] tells what is wrong, the phases
 //! below repair it, and the next round's check tells whether that was enough. Without findings there
 //! is nothing to do; `-n` is the same work, with the changes thrown away.
 //!

@@ -14,11 +14,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use uvfs_buf::Target;
-use uvfs_cli::{Context, Error, Result, complain, warn};
+use uvfs_cli::{Error, Result, complain, warn};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::{Engine, EngineKind};
 use uvfs_xfs::tools::escape;
-use uvfs_xfs::{CachedBlocks, Volume};
+use uvfs_xfs::{ImageError, ImageOptions, Volume};
 
 use crate::options;
 
@@ -55,35 +55,26 @@ pub fn open_device(path: &Path, direct: bool) -> Result<Arc<Device>> {
     Ok(Arc::new(device))
 }
 
-fn config(memory: u64) -> uvfs_buf::Config {
-    uvfs_buf::Config {
-        limit: usize::try_from(memory).unwrap_or(usize::MAX),
-        ..uvfs_buf::Config::default()
-    }
-}
-
-/// A cache of a device that only an engine reaches.
-pub fn remote_target(engine: Arc<dyn Engine>, memory: u64) -> Result<Arc<Target>> {
-    let target = Target::with_engine(engine, config(memory));
-    Ok(Arc::new(target.context(|| "the cache of metadata".into())?))
-}
-
 /// The file system on a device, read through a cache of its own.
 pub fn open_volume(device: &Arc<Device>, engine: EngineKind, memory: u64) -> Result<Opened> {
-    let target = Target::open(device.clone(), engine, config(memory))
-        .context(|| format!("{}: the {engine} engine", device.path().display()))?;
-    let target = Arc::new(target);
-    let blocks = CachedBlocks::new(target.clone(), device.clone());
-    opened(target, blocks, device.path())
+    let options = ImageOptions {
+        memory,
+        engine,
+        ..ImageOptions::default()
+    };
+    let opened = uvfs_xfs::Image::on(device, &options);
+    opened
+        .map(Opened::from)
+        .map_err(|e| Error::new(e.to_string()))
 }
 
 /// The file system of an image in a store, read through a cache of its own.
 pub fn open_remote(engine: Arc<dyn Engine>, memory: u64, name: &Path) -> Result<Opened> {
-    let target = remote_target(engine, memory)?;
-    let volume = opened(target.clone(), CachedBlocks::remote(target.clone()), name);
+    let failed = |e: ImageError| Error::new(e.to_string());
+    let (target, opened) = uvfs_xfs::Image::remote(engine, memory, name).map_err(failed)?;
     match given_up(&target, name) {
         Some(error) => Err(error),
-        None => volume,
+        None => opened.map(Opened::from).map_err(failed),
     }
 }
 
@@ -93,26 +84,17 @@ fn given_up(target: &Target, name: &Path) -> Option<Error> {
     Some(Error::new(format!("{}: {why}", name.display())))
 }
 
-fn opened(target: Arc<Target>, blocks: CachedBlocks, name: &Path) -> Result<Opened> {
-    let name = || name.display().to_string();
-    if target.geometry().size < uvfs_buf::SECTOR {
-        return Err(Error::new(format!(
-            "{}: not an XFS file system (it has {} bytes)",
-            name(),
-            target.geometry().size
-        )));
-    }
-    let volume = Volume::open(Arc::new(blocks)).context(name)?;
-    let geometry = volume.geometry();
-    let group = u64::from(geometry.ag_blocks(0)) << (geometry.blocklog - 9);
-    target.set_groups(group);
-    Ok(Opened { volume, target })
-}
-
 /// An open file system and its cache.
 pub struct Opened {
     pub volume: Volume,
     pub target: Arc<Target>,
+}
+
+impl From<uvfs_xfs::Image> for Opened {
+    fn from(image: uvfs_xfs::Image) -> Self {
+        let (volume, target) = image.into_parts();
+        Self { volume, target }
+    }
 }
 
 impl Opened {

@@ -575,8 +575,5 @@ fn listings_are_json() {
         (Some(1), ""),
         "{missing}"
     );
-    assert!(
-        missing.stderr.starts_with("{\"errors\":["),
-        "{missing}"
-    );
+    assert!(missing.stderr.starts_with("{\"errors\":["), "{missing}");
 }
