@@ -75,7 +75,8 @@ JSON: one object with
   image, uuid, label, size, block_size, sector_size, inode_size
   agcount, agblocks, log_blocks
   inodes      in use
-  free_blocks, blocks
+  blocks, free_blocks (null of a dry run)
+  dry_run     whether nothing was written
   bytes       of contents copied, in whole blocks
   changed_count  files that changed while they were copied
   changed     at most 1,000 of them: path, what
@@ -382,6 +383,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let (inodes, bytes) = progress.get();
         format!("{inodes} inodes, {} MiB", bytes >> 20)
     };
+    if args.to_output() && args.json {
+        let why = "--json: standard output takes the image; give a file for that";
+        return Err(Error::usage(why));
+    }
     if args.to_output() && std::io::stdout().is_terminal() {
         return Err(Error::usage("an image is not written to a terminal"));
     }

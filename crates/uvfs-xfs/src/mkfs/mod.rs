@@ -424,6 +424,7 @@ fn make(
     let bytes = match (known, &root) {
         (Some(bytes), _) => bytes,
         (None, Some(_)) => estimate::size(&options, &sum)?,
+        (None, None) if options.smallest => estimate::size(&options, &sum)?,
         (None, None) => {
             let why = "a size is needed for a new image without contents";
             return Err(MkfsError::Options(why.into()));

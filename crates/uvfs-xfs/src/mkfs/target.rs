@@ -138,7 +138,13 @@ impl Destination {
 
     /// The size of the file system if that does not depend on what comes into it.
     pub fn size(&self, options: &MkfsOptions) -> Option<u64> {
-        options.size.or((self.bytes > 0).then_some(self.bytes))
+        let own = self.bytes > 0 && !options.smallest;
+        options.size.or(own.then_some(self.bytes))
+    }
+
+    /// It is a file that gets the file system's size.
+    fn is_resized(&self, options: &MkfsOptions) -> bool {
+        !self.block_device && (options.size.is_some() || options.smallest || self.bytes == 0)
     }
 
     /// Gives it its size and opens it. The parts that the new file system expects to be zeros are zeros then.
@@ -157,7 +163,7 @@ impl Destination {
         } else {
             let file = OpenOptions::new().write(true).open(&self.image);
             let file = file.map_err(|e| self.failed("opening it", e))?;
-            let sized = match options.size.is_some() || self.bytes == 0 {
+            let sized = match self.is_resized(options) {
                 // All of it is a hole then.
                 true => file.set_len(0).and_then(|()| file.set_len(bytes)),
                 false => Ok(()),
@@ -177,8 +183,7 @@ impl Destination {
             taken.map_err(|e| self.failed("taking the space of all of it", e))?;
         }
         let (device, direct) = self.device(options)?;
-        let whole = !self.block_device && (options.size.is_some() || self.bytes == 0);
-        if !whole {
+        if !self.is_resized(options) {
             let log = l.g.daddr(l.log()) << 9;
             let log_bytes = u64::from(l.g.logblocks) << l.g.blocklog;
             let size = device.geometry().size;

@@ -35,6 +35,8 @@ pub struct Copied {
     pub devices_left_out: u64,
     /// Set-user-id and set-group-id bits, and capabilities, that were taken off, see [`Trust`].
     pub rights_taken_off: u64,
+    /// Sockets that have no place in an archive.
+    pub sockets_left_out: u64,
 }
 
 impl std::ops::AddAssign for Copied {
@@ -46,6 +48,7 @@ impl std::ops::AddAssign for Copied {
         self.errors += more.errors;
         self.devices_left_out += more.devices_left_out;
         self.rights_taken_off += more.rights_taken_off;
+        self.sockets_left_out += more.sockets_left_out;
     }
 }
 

@@ -197,22 +197,6 @@ fn what_is_included_comes_with_what_leads_there() {
     assert_eq!(left(&["*"], &[]).len(), 12);
 }
 
-/// What is left out is not looked at.
-#[test]
-fn what_is_excluded_may_be_unreadable() {
-    if !has(&[Need::Root]) {
-        return;
-    }
-    let rules = Rules {
-        exclude: Patterns::new(&["/[0-9]*", "/self", "/thread-self", "/sys", "/fs", "/irq"])
-            .unwrap(),
-        include: Patterns::new(&["/cpuinfo"]).unwrap(),
-        ..Rules::default()
-    };
-    // Directories of processes come and go, and many of their files cannot be read.
-    assert!(paths(&changed(Path::new("/proc"), &rules).unwrap()).contains("cpuinfo"));
-}
-
 /// Owners are set, mapped, and mapped in access control lists, or refused with the file.
 #[test]
 fn owners_are_mapped() {
@@ -546,4 +530,81 @@ fn a_whole_image_has_no_holes() {
         all.push(out);
     }
     assert!(all.iter().all(|bytes| *bytes == all[0]));
+}
+
+/// Prototypes and contexts of any kind are read or refused.
+#[test]
+fn files_of_any_kind_are_read_or_refused() {
+    let dir = scratch();
+    let file = dir.path().join("file");
+    let mut numbers = Numbers(11);
+    let words = [
+        "x",
+        "0",
+        "0x1f",
+        "07",
+        "d--755",
+        "---644",
+        "-ug777",
+        "l--777",
+        "b--600",
+        "r--644",
+        "$",
+        ":",
+        "\n",
+        " ",
+        "/etc",
+        "a/b",
+        "--",
+        "-d",
+        "<<none>>",
+        "[",
+        "(",
+        "|",
+        "\\",
+        "*",
+        "{",
+        "é",
+        "\0",
+        "99999999999",
+        "u:r:t:s0",
+    ];
+    for _ in 0..2000 {
+        let count = numbers.below(30);
+        let mut text = String::from(["", "x 0 0 d--755 0 0 "][numbers.below(2)]);
+        for _ in 0..count {
+            text += numbers.one_of(&words);
+            text += ["", " ", " ", "\n"][numbers.below(4)];
+        }
+        fs::write(&file, text).unwrap();
+        let _ =
+            Contexts::read(&file).map(|c| c.label(b"/a/b", FileType::Regular).map(<[u8]>::to_vec));
+        let from = From::Prototype {
+            file: file.clone(),
+            slashes_are_spaces: numbers.below(2) == 0,
+        };
+        let planned = MkfsOptions {
+            dry_run: true,
+            ..MkfsOptions::default()
+        };
+        let _ = make(&dir.path().join("image"), &planned, from);
+    }
+}
+
+/// A file that is there already gets the size that its new contents need, if that is asked for.
+#[test]
+fn the_smallest_size_is_also_that_of_a_file_that_is_there() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    make(&image, &sized(400 << 20), From::Nothing).unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let options = MkfsOptions {
+        smallest: true,
+        force: true,
+        ..MkfsOptions::default()
+    };
+    make(&image, &options, From::Directory(source)).unwrap();
+    assert_eq!(fs::metadata(&image).unwrap().len(), 17 << 20);
+    sound(&image, "smaller than before");
 }

@@ -26,7 +26,7 @@ kept as far as the caller may set them. Nothing that exists is overwritten. What
 reported, and copying goes on.
 
 A path that does not exist and has * ? or [ ] is a pattern as a shell has them. To - goes a tar archive (pax), with owners
-as numbers, extended attributes, hard links and holes; sockets can't be in one. Only into images nothing is copied:
+as numbers, extended attributes, hard links and holes; sockets are left out. Only into images nothing is copied:
 uvfs mkfs --from makes one of an archive.
 
 An image may hold devices, and programs that run with another user's rights. No device is made, and
@@ -158,6 +158,12 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
                 let name = image.name.display();
                 uvfs_cli::warn(format!("{name}: {count} {what} (--trusted copies them)"));
             }
+        }
+        if all.sockets_left_out > 0 {
+            let (name, count) = (image.name.display(), all.sockets_left_out);
+            uvfs_cli::warn(format!(
+                "{name}: {count} sockets were left out (an archive has no place for them)"
+            ));
         }
         let unasked = if args.no_devices {
             0

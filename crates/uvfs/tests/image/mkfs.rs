@@ -297,6 +297,18 @@ fn a_source_that_cannot_be_read_is_named() {
     }
     refused(&outcome, &["from/secret", "Permission denied"]);
     assert!(!image.exists());
+    // Where its holes are is asked when it is listed: not if it is left out.
+    let sparse = fs::File::create(from.join("sparse")).unwrap();
+    sparse.set_len(1 << 20).unwrap();
+    let sparse = from.join("sparse");
+    run(&mut command("chmod", ["000", sparse.to_str().unwrap()])).ok();
+    for (excluded, status) in [(&["secret"][..], 1), (&["secret", "/sparse"], 0)] {
+        let mut other = command("setpriv", ["--reuid", "65534", "--clear-groups", program]);
+        other.args(["mkfs", "--from"]).args([&from, &image]);
+        other.args(excluded.iter().flat_map(|name| ["--exclude", name]));
+        let outcome = run(&mut other);
+        assert_eq!(outcome.status.code(), Some(status), "{outcome}");
+    }
 }
 
 /// The superblocks of an XFS that was there before are gone, and not only the first: xfs_repair would take their word
@@ -575,6 +587,10 @@ fn an_epoch_makes_images_the_same() {
     );
     let stat = run(uvfs().args(["stat", image, "/sub/keep"])).ok();
     assert!(stat.contains("security.selinux"), "{stat}");
+    assert_eq!(
+        mkfs(&["--size", "17M", "--json", "-"]).status.code(),
+        Some(2)
+    );
     let wrong = mkfs(&["--from", "/etc", "--owner", "no-such-user", "image"]);
     assert_eq!(wrong.status.code(), Some(2), "{wrong}");
     assert!(wrong.stderr.contains("--owner no-such-user: "), "{wrong}");

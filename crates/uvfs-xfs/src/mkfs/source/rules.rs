@@ -164,7 +164,12 @@ impl Rules {
         attrs: &mut Vec<NewAttr>,
     ) -> Result<(), MkfsError> {
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        let unfit = |why| MkfsError::unfit(dir.path(name), why);
+        let unfit = |why| {
+            let shown = dir.path(name);
+            // The root of an archive has no name.
+            let empty = shown.as_os_str().is_empty();
+            MkfsError::unfit(if empty { "/".into() } else { shown }, why)
+        };
         let why = "its owner or group is in none of the ranges that are mapped";
         meta.uid = self.users.of_file(meta.uid).ok_or_else(|| unfit(why))?;
         meta.gid = self.groups.of_file(meta.gid).ok_or_else(|| unfit(why))?;
