@@ -54,8 +54,9 @@ platforms, that of this machine is taken. With several archives, and in an image
 remove what lies below (whiteouts).
 
 PATTERN is compared with paths that begin with ./, as in tar -C DIR -c --exclude=PATTERN . : with the whole and with
-what follows each slash; * ? [ ] match slashes, too. One that begins with a slash begins at the root. What --exclude
-and --include both match is left out.
+what follows each slash; * ? [ ] match slashes, too. One that begins with a slash begins at the root: /dev/*, not
+dev/*, leaves out only what is in /dev. One that ends with a slash matches nothing. What --exclude and --include both
+match is left out.
 
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
 source needs with --margin to spare, at least 300M, as mkfs.xfs refuses less. --size auto takes less, down to 17M;

@@ -83,6 +83,18 @@ blob m; echo '{"manifests":[{"mediaType":"image.manifest.v1+json","digest":"sha2
     assert_eq!(names(&["base.tar.gz"]), ["one", "two"]);
     assert_eq!(names(&["layout"]), ["one", "two"]);
     assert_eq!(names(&["base.tar.gz", "upper.tar"]), ["three", "two"]);
+    // Patterns count for archives as for directories, whether or not their names begin with "./". A file whose first
+    // name is left out keeps its contents under the others.
+    let script = r#"cd "$1"; mkdir -p hard/d; echo same >hard/a; ln hard/a hard/d/a; ln hard/a hard/b
+tar -C hard -cf plain.tar a b d; tar -C hard -cf dotted.tar ."#;
+    run(&mut shell(script, &[&scratch.path("")])).ok();
+    for archive in ["plain.tar", "dotted.tar"] {
+        mkfs(&["--from", &path(archive), "--exclude", "/a", &image]).ok();
+        let listed = run(uvfs().args(["ls", "-R", &image])).ok();
+        assert_eq!(listed, "/:\nb\nd\n\n/d:\na\n", "{archive}");
+        assert_eq!(run(uvfs().args(["cat", &image, "/b"])).ok(), "same\n");
+        fs::remove_file(&image).unwrap();
+    }
     let (tree, base) = (path("tree"), path("base.tar"));
     let both = mkfs(&["--from", &base, "--from", &tree, &image]);
     assert_eq!(both.status.code(), Some(2));
