@@ -471,6 +471,25 @@ fn read_everything(blocks: &Arc<dyn Blocks>) {
             true
         });
     }
+    let mut out = Bounded(64 << 20);
+    let trust = uvfs_xfs::tools::Trust::TRUSTED;
+    let _ = uvfs_xfs::tools::archive(&v, b"/", &mut out, trust, &mut |_, _| {});
+    let _ = uvfs_xfs::tools::expand(&v, b"/*/*[0-9]*");
+}
+
+/// Takes so many bytes.
+struct Bounded(usize);
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let left = self.0.checked_sub(bytes.len());
+        self.0 = left.ok_or(std::io::ErrorKind::StorageFull)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A small image of many shapes, in memory.
