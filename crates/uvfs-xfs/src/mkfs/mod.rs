@@ -445,6 +445,13 @@ fn make(
     };
     let l = FixedBlocks::new(&options, bytes, uuid)?;
     if options.dry_run {
+        let inodes = sum.inodes * u64::from(options.inode_size);
+        if (sum.blocks << l.g.blocklog) + inodes > bytes {
+            return Err(MkfsError::NoSpace {
+                path: place.image.clone(),
+                size: bytes,
+            });
+        }
         return Ok(Made {
             superblock: l.sb,
             inodes: sum.inodes.max(1) + 2,

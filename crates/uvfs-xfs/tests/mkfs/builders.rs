@@ -599,6 +599,14 @@ fn the_smallest_size_is_also_that_of_a_file_that_is_there() {
     make(&image, &sized(400 << 20), From::Nothing).unwrap();
     let source = dir.path().join("source");
     fs::create_dir(&source).unwrap();
+    fs::write(source.join("large"), vec![1; 20 << 20]).unwrap();
+    let planned = MkfsOptions {
+        dry_run: true,
+        ..sized(17 << 20)
+    };
+    let full = make(&image, &planned, From::Directory(source.clone())).unwrap_err();
+    assert!(matches!(full, MkfsError::NoSpace { .. }), "{full}");
+    fs::remove_file(source.join("large")).unwrap();
     let options = MkfsOptions {
         smallest: true,
         force: true,
