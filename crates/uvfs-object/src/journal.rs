@@ -292,7 +292,7 @@ mod tests {
             }
             std::fs::write(dir.path().join(NAME), &bytes).unwrap();
             let (mut expected, mut end) = (Records::new(), MAGIC.len());
-            let mut before = 0;
+            let mut before = end;
             for (number, len) in all {
                 end += HEAD + len;
                 if end > at {
@@ -304,7 +304,7 @@ mod tests {
                     _ => drop(expected.insert(number, vec![len as u8; len])),
                 }
             }
-            let whole = cut && at == before.max(MAGIC.len()) || cut && at == 0;
+            let whole = cut && [0, before].contains(&at);
             let (records, more) = read(dir.path()).unwrap();
             prop_assert_eq!(records, expected);
             prop_assert_eq!(more, !whole);
