@@ -15,12 +15,15 @@
 //!
 //! A dirty log is replayed into an overlay ([`replay`]), as the kernel's recovery replays it into the device
 //! (`xlog_do_log_recovery`): a first pass finds the buffers whose blocks were freed, a second applies all
-//! transactions that were committed ([`transactions`], [`items`]). The kernel then goes on with transactions of its own. Of
-//! those only changes of mappings that the log announces are done ([`mappings`]), as far as readers see them;
+//! transactions that were committed ([`transactions`], [`items`]). The kernel then goes on with transactions of its own:
+//! [`finish`] does what the log announces and does not have, and
 //! inodes that were unlinked while open are freed where a repair asks for it.
 
+mod attributes;
+mod finish;
 mod items;
 mod mappings;
+mod space;
 mod transactions;
 
 use crate::blocks::Blocks;
@@ -72,7 +75,9 @@ pub enum LogState {
         torn: bool,
         /// Transactions.
         transactions: u64,
-        /// Changes that the log announces and does not have, in words.
+        /// Changes that the log announced and did not have, in words: they were done as the kernel does them.
+        finished: Vec<&'static str>,
+        /// Those that could not be done.
         unfinished: Vec<&'static str>,
     },
     /// There are changes that were not written back, and are not seen. Addresses are blocks of the log.
@@ -167,6 +172,8 @@ pub(crate) struct Replayed {
     pub state: LogState,
     /// The log sequence number of the log's head, which is later than all that was replayed.
     head: u64,
+    /// What the log announces and does not have.
+    pending: Vec<transactions::Item>,
 }
 
 /// Replays the log of `blocks`, of which `surveyed` is what [`survey`] gave, into an overlay that keeps about `keep`
@@ -210,20 +217,62 @@ pub(crate) fn replay(
         applying.apply(&t)
     };
     log.transactions(tail, head, &mut apply).map_err(failed)?;
-    let unfinished = applying.finish();
+    let pending = applying.pending();
     count(&disk);
+    let finished: Vec<&str> = pending.iter().map(|i| finish::name(i.kind())).collect();
     let state = LogState::Replayed {
         head,
         tail,
         torn,
         transactions,
-        unfinished,
+        finished: finished.clone(),
+        unfinished: finished,
     };
-    let head = lsn;
-    Ok(Some(Replayed { disk, state, head }))
+    Ok(Some(Replayed {
+        disk,
+        state,
+        head: lsn,
+        pending,
+    }))
+}
+
+/// The image, with its log replayed and all done that the log announces; and the log's state. As it is if there is
+/// nothing to replay.
+pub(crate) fn recovered(
+    blocks: Arc<dyn Blocks>,
+    g: &Geometry,
+    keep: u64,
+) -> (Arc<dyn Blocks>, LogState, Option<Error>) {
+    let surveyed = survey(&*blocks, g);
+    match replay(&blocks, g, &surveyed, keep) {
+        Ok(None) => (blocks, surveyed.0, None),
+        Ok(Some(mut replayed)) => {
+            let disk = replayed.disk.clone();
+            replayed.finish(&disk);
+            (disk, replayed.state, None)
+        }
+        Err(why) => (blocks, surveyed.0, Some(why)),
+    }
 }
 
 impl Replayed {
+    /// Does what the log announces and does not have, in an overlay over [`Replayed::disk`] or in that itself.
+    pub fn finish(&mut self, disk: &Overlay) {
+        if let Some((g, _)) = superblock(disk).filter(|_| !self.pending.is_empty()) {
+            let left = finish::finish(disk, &g, self.head, &self.pending);
+            count(disk);
+            if let LogState::Replayed {
+                finished,
+                unfinished,
+                ..
+            } = &mut self.state
+            {
+                finished.truncate(self.pending.len() - left.len().min(self.pending.len()));
+                *unfinished = left;
+            }
+        }
+    }
+
     /// Frees the inodes that were unlinked while they were open, as the kernel does after a replay, and writes all
     /// that has changed to `sink`; gives how many bytes that was. The inodes' blocks, and their bits in the trees,
     /// are left to a repair.
@@ -298,6 +347,15 @@ fn unlinked(disk: &Overlay, g: &Geometry, agno: u32) -> Vec<Be32> {
     let read = disk.get(at, g.sector_size as usize).unwrap_or_default();
     let agi = check_agi(&read, &g.ident(0, None));
     agi.map_or(Vec::new(), |agi| agi.unlinked.to_vec())
+}
+
+/// The bytes of an inode; `None` if it cannot be read.
+fn read_inode(disk: &Overlay, g: &Geometry, ino: u64) -> Option<Vec<u8>> {
+    let at = g.inode_byte(g.inode(ino)?);
+    let mut bytes = vec![0; g.inode_size as usize];
+    disk.read_data(at, &mut bytes).ok()?;
+    check_dinode(&bytes, &g.ident(0, Some(ino))).ok()?;
+    Some(bytes)
 }
 
 /// Changes an inode, and sets its checksum; nothing is written if it cannot be read or `change` gives `None`.

@@ -20,6 +20,19 @@ pub struct NewAttr {
     pub value: Box<[u8]>,
 }
 
+impl NewAttr {
+    /// The hash of its name; of a parent pointer, the value is part of it.
+    fn hash(&self, g: &Geometry) -> u32 {
+        match self.flags & ATTR_PARENT {
+            0 => da_hashname(&self.name),
+            _ => {
+                let word = |at| Be32::at(&self.value, at).map_or(0, |w| w.get());
+                g.hash_name(&self.name) ^ word(0) ^ word(4)
+            }
+        }
+    }
+}
+
 /// The bytes of the short form, `None` if an attribute is too long for it.
 pub fn short_form(attrs: &[NewAttr]) -> Option<Vec<u8>> {
     let fits = |a: &NewAttr| a.value.len() <= usize::from(u8::MAX);
@@ -82,7 +95,7 @@ impl AttrPlan {
                 // In C the head's size is rounded up from 9 to 12, less one byte of the name.
                 let remote = (AttrNameRemote::SIZE + 2 + a.name.len()).next_multiple_of(4);
                 LeafEntry {
-                    hash: da_hashname(&a.name),
+                    hash: a.hash(g),
                     attr,
                     value_blocks: match inside {
                         true => 0,

@@ -13,6 +13,7 @@ pub mod attr;
 pub mod btree;
 pub mod dir;
 pub mod group;
+pub(crate) mod space;
 
 /// Takes a block that was built: which block of the fork it is, and its bytes without the checksum.
 pub type Put<'a, E> = dyn FnMut(u64, &[u8]) -> Result<(), E> + 'a;

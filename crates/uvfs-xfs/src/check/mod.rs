@@ -134,19 +134,16 @@ pub fn check(
     const KEPT_SHARE: u64 = 8;
     let blocks = remembered(blocks, options.memory);
     let keep = options.memory.map_or(u64::MAX, |m| m / KEPT_SHARE);
-    let replay = match read_superblock(&*blocks) {
-        Ok((_, g)) => log::replay(&blocks, &g, &log::survey(&*blocks, &g), keep),
+    let (blocks, state, failure) = match read_superblock(&*blocks) {
+        Ok((_, g)) => log::recovered(blocks, &g, keep),
         // The check looks for a copy, and says what is wrong with the superblock.
-        Err(_) => Ok(None),
-    };
-    let (blocks, state, failure) = match replay {
-        Ok(None) => (blocks, None, None),
-        Ok(Some(replayed)) => (replayed.disk as Arc<dyn Blocks>, Some(replayed.state), None),
-        Err(why) => (blocks, None, Some(why.to_string())),
+        Err(_) => (blocks, LogState::Clean, None),
     };
     let mut outcome = keeping(blocks, options, progress, false)?.0;
-    outcome.log = state.unwrap_or(outcome.log);
-    outcome.not_replayed = failure;
+    if matches!(state, LogState::Replayed { .. }) {
+        outcome.log = state;
+    }
+    outcome.not_replayed = failure.map(|why| why.to_string());
     Ok(outcome)
 }
 

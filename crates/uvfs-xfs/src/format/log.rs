@@ -112,6 +112,52 @@ pub struct LogMapping: 32 {
     pub flags: Le32,
 }
 
+/// A change of an extended attribute (`xfs_attri_log_format`); names and values follow.
+pub struct LogAttribute: 40 {
+    /// `XFS_LI_ATTRI`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// Generation of the inode, for parent pointers.
+    pub igen: Le32,
+    /// The intent's number.
+    pub id: Le64,
+    /// The inode.
+    pub ino: Le64,
+    /// What is done.
+    pub op: Le32,
+    /// Bytes of the name; in halves those of the old and of the new one if one replaces the other.
+    pub name_len: Le32,
+    /// Bytes of a value.
+    pub value_len: Le32,
+    /// `ATTR_*`.
+    pub filter: Le32,
+}
+
+/// An exchange of the contents of two files (`xfs_xmi_log_format`).
+pub struct LogExchange: 88 {
+    /// `XFS_LI_XMI`.
+    pub r#type: Le16,
+    /// Regions of the item.
+    pub size: Le16,
+    /// Zero.
+    pub pad: Le32,
+    /// The intent's number.
+    pub id: Le64,
+    /// The inodes.
+    pub ino: [Le64; 2],
+    /// Their generations.
+    pub generation: [Le32; 2],
+    /// Where what is left begins in each, in blocks.
+    pub start: [Le64; 2],
+    /// How many blocks are left.
+    pub blocks: Le64,
+    /// What else is done.
+    pub flags: Le64,
+    /// The sizes in the end, in bytes.
+    pub size_bytes: [Le64; 2],
+}
+
 /// A logged buffer (`xfs_buf_log_format`), before the map of the chunks that were logged.
 pub struct LogBuffer: 20 {
     /// `XFS_LI_BUF`.

@@ -3,7 +3,7 @@
 //! Each structure says which record it was last written after, and an item of an earlier one is
 //! not applied: what is on disk is newer. Items of the same record are applied one after the other.
 
-use super::mappings;
+use super::finish::INTENTS;
 use super::transactions::{Item, Transaction};
 use crate::blocks::Blocks;
 use crate::format::*;
@@ -31,17 +31,6 @@ const BUFFER: u16 = 0x123c;
 const DQUOT: u16 = 0x123d;
 const QUOTAOFF: u16 = 0x123e;
 const CHUNK: u16 = 0x123f;
-const MAPPING: u16 = 0x1244;
-/// Intents, and the items that say that they are done: (intent, done, what it announces).
-const INTENTS: [(u16, u16, &str); 7] = [
-    (0x1236, 0x1237, "the freeing of blocks"),
-    (0x1240, 0x1241, "a change of the reverse mapping tree"),
-    (0x1242, 0x1243, "a change of the reference count tree"),
-    (MAPPING, 0x1245, "a change of a file's mapping"),
-    (0x1246, 0x1247, "a change of an extended attribute"),
-    (0x1248, 0x1249, "an exchange of files' contents"),
-    (0x124a, 0x124b, "the freeing of realtime blocks"),
-];
 
 /// What the first pass over the log finds.
 #[derive(Default)]
@@ -105,7 +94,7 @@ pub(super) struct Applying<'a> {
     lsn: u64,
     fresh: HashSet<u64>,
     /// Intents that are not done, in the order of the log, by their number.
-    pending: BTreeMap<u64, (u64, Item)>,
+    pending: BTreeMap<u64, Item>,
     numbers: HashMap<(u16, u64), u64>,
     next: u64,
 }
@@ -155,6 +144,15 @@ fn stamp(block: &[u8]) -> Option<Stamp> {
             _ => None,
         },
     }
+}
+
+/// A block that was built, with its log sequence number and checksum.
+pub(super) fn stamped(mut block: Vec<u8>, lsn: u64) -> Vec<u8> {
+    if let Some(s) = stamp(&block) {
+        Be64::new(lsn).put(&mut block, s.lsn);
+        store_crc(&mut block, s.crc);
+    }
+    block
 }
 
 fn is_newer(on_disk: u64, lsn: u64) -> bool {
@@ -207,13 +205,9 @@ impl<'a> Applying<'a> {
         Ok(())
     }
 
-    /// Does what it can of what the intents that are not done announce, in their order. Gives what is left, in words.
-    pub fn finish(&self) -> Vec<&'static str> {
-        let name = |kind| INTENTS.iter().find(|(intent, ..)| *intent == kind);
-        let items = self.pending.values().map(|(_, item)| item);
-        let left = items
-            .filter(|item| item.kind() != MAPPING || !mappings::finish(self.disk, &self.g, item));
-        left.filter_map(|item| Some(name(item.kind())?.2)).collect()
+    /// The intents that are not done, in the order of the log.
+    pub fn pending(self) -> Vec<Item> {
+        self.pending.into_values().collect()
     }
 
     fn item(&mut self, item: &Item) -> Done {
@@ -229,7 +223,7 @@ impl<'a> Applying<'a> {
                 let id = header.map_err(|_| short("an intent"))?.id.get();
                 for (intent, done, _) in INTENTS {
                     if kind == intent {
-                        self.pending.insert(self.next, (id, item.clone()));
+                        self.pending.insert(self.next, item.clone());
                         self.numbers.insert((intent, id), self.next);
                         self.next += 1;
                         return Ok(());

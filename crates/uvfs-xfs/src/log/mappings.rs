@@ -1,76 +1,215 @@
-//! Changes of a file's mapping that the log announces (`xfs_bui_log_format`), for files whose extents are in the
-//! inode. A fork with a tree is left as it is: the change may need more or fewer blocks than the tree has.
+//! The mapping of a fork, in the inode or in a tree, and its changes.
 
-use super::transactions::Item;
+use super::finish::Finishing;
+use super::items::stamped;
+use crate::blocks::Block;
+use crate::bulk::btree::{Shape, build_fork, extent_records, fork_root_room};
 use crate::format::*;
-use crate::geometry::Geometry;
+use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::Overlay;
+use crate::walk::btree::{Defect, Item, Visitor, fork_tree};
+use std::io;
+use std::ops::Range;
 
-const MAP: u32 = 1;
-const UNMAP: u32 = 2;
-const KIND: u32 = 0xff;
-const ATTR_FORK: u32 = 1 << 31;
-const UNWRITTEN: u32 = 1 << 30;
+/// Extents of a fork, at most: a fork of more is left as it is.
+const MAX_EXTENTS: usize = 16 << 20;
 
-/// Does what an intent announces; gives whether that was possible. Nothing is changed otherwise.
-pub(super) fn finish(disk: &Overlay, g: &Geometry, item: &Item) -> bool {
-    change(disk, g, item).is_some()
+/// A fork of an inode.
+pub(super) struct Fork {
+    pub ino: u64,
+    pub attr: bool,
+    /// Its extents, in order.
+    pub extents: Vec<Extent>,
+    /// The blocks of its tree.
+    tree: Vec<u64>,
+    /// Its bytes in the inode.
+    pub room: usize,
+    /// Blocks that it had.
+    blocks: u64,
 }
 
-fn change(disk: &Overlay, g: &Geometry, item: &Item) -> Option<()> {
-    let head = LogItemHeader::at(item.header(), 0).ok()?;
-    let map = LogMapping::at(item.header(), LogItemHeader::SIZE).ok()?;
-    let (ino, flags, len) = (map.owner.get(), map.flags.get(), map.len.get());
-    let known = flags & !(KIND | ATTR_FORK | UNWRITTEN) == 0;
-    let extent = Extent {
-        startoff: map.startoff.get(),
-        startblock: map.startblock.get(),
-        blockcount: len,
-        unwritten: flags & UNWRITTEN != 0,
+/// The part of an inode that a fork has.
+pub(super) fn fork_range(d: &Dinode, size: usize, attr: bool) -> Range<usize> {
+    let start = DINODE_V3_SIZE;
+    let middle = match d.v2.forkoff {
+        0 => size,
+        n => size.min(start + usize::from(n) * 8),
     };
-    let inside = extent.startoff <= 1 << (63 - g.blocklog) && len <= MAX_EXTENT_BLOCKS;
-    if head.count.get() != 1 || !known || !inside {
-        return None;
+    if attr { middle..size } else { start..middle }
+}
+
+/// The extents of a tree, and its blocks.
+struct Tree<'a> {
+    disk: &'a Overlay,
+    g: &'a Geometry,
+    extents: Vec<Extent>,
+    blocks: Vec<u64>,
+    sound: bool,
+}
+
+impl Visitor for Tree<'_> {
+    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
+        let at = self.g.daddr(a) << 9;
+        self.disk
+            .get(at, self.g.block_size as usize)
+            .map(Block::new)
     }
-    g.fsb_run(extent.startblock, len)?;
-    super::with_inode(disk, g, ino, |inode| {
-        let d = *Dinode::at(inode, 0).ok()?;
-        let start = DINODE_V3_SIZE;
-        let attr = match d.v2.forkoff {
-            0 => inode.len(),
-            n => start + usize::from(n) * 8,
-        };
+
+    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
+        match item {
+            Ok(Item::Sound(at, _)) => self.blocks.push(at),
+            Ok(Item::Records { bytes, n, .. }) => {
+                let records = ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default();
+                self.extents
+                    .extend(records.iter().map(ExtentRecord::unpack));
+            }
+            Ok(Item::Block(_)) => {}
+            Err(_) => self.sound = false,
+        }
+        self.sound = self.sound && self.extents.len() <= MAX_EXTENTS;
+        self.sound
+    }
+}
+
+impl Fork {
+    /// Reads a fork; `None` if it has no extents, or is damaged.
+    pub fn read(f: &Finishing<'_>, ino: u64, attr: bool) -> Option<Fork> {
+        let raw = super::read_inode(f.disk, f.g, ino)?;
+        let d = Dinode::at(&raw, 0).ok()?;
+        let bytes = raw.get(fork_range(d, raw.len(), attr))?;
         let (data, attrs) = d.extent_counts();
-        let (fork, format, count) = match flags & ATTR_FORK {
-            0 => (start..attr, d.v2.format, data),
-            _ => (attr..inode.len(), d.v2.aformat, attrs),
+        let (format, count) = match attr {
+            false => (d.v2.format, data),
+            true => (d.v2.aformat, attrs),
         };
-        let fork = inode.get_mut(fork)?;
-        if d.v2.mode.get() == 0 || format != FORMAT_EXTENTS {
+        let mut tree = Tree {
+            disk: f.disk,
+            g: f.g,
+            extents: Vec::new(),
+            blocks: Vec::new(),
+            sound: true,
+        };
+        match format {
+            _ if d.v2.mode.get() == 0 || bytes.is_empty() => return None,
+            FORMAT_EXTENTS => {
+                let records = ExtentRecord::slice_at(bytes, 0, usize::try_from(count).ok()?);
+                tree.extents = records.ok()?.iter().map(ExtentRecord::unpack).collect();
+            }
+            FORMAT_BTREE => fork_tree(f.g, ino, bytes, &mut tree),
+            // What was in the inode goes elsewhere.
+            FORMAT_LOCAL if attr => {}
+            _ => return None,
+        }
+        let fits = |e: &Extent| {
+            e.end() <= 1 << (63 - f.g.blocklog) && f.g.fsb_run(e.startblock, e.blockcount).is_some()
+        };
+        let sorted = tree.extents.is_sorted_by(|a, b| a.end() <= b.startoff);
+        if !tree.sound || !sorted || !tree.extents.iter().all(fits) {
             return None;
         }
-        let old = ExtentRecord::slice_at(fork, 0, usize::try_from(count).ok()?).ok()?;
-        let old: Vec<Extent> = old.iter().map(ExtentRecord::unpack).collect();
-        let (new, blocks) = match flags & KIND {
-            MAP => (mapped(&old, extent)?, d.v2.nblocks.get() + u64::from(len)),
-            UNMAP => {
-                let (new, gone) = unmapped(&old, extent);
-                (new, d.v2.nblocks.get().checked_sub(gone)?)
-            }
-            _ => return None,
+        let mut fork = Fork {
+            ino,
+            attr,
+            extents: tree.extents,
+            tree: tree.blocks,
+            room: bytes.len(),
+            blocks: 0,
         };
-        let bytes = crate::bulk::btree::extent_records(&new);
-        fork.get_mut(..bytes.len())?.copy_from_slice(&bytes);
-        let to = Dinode::at_mut(inode, 0).ok()?;
-        to.v2.nblocks.set(blocks);
-        let n = new.len() as u64;
-        match (flags & ATTR_FORK, d.flags2.get() & DIFLAG2_NREXT64 != 0) {
-            (0, true) => to.v2.big_nextents.set(n),
-            (0, false) | (_, true) => to.v2.nextents.set(n as u32),
-            (_, false) => to.v2.anextents.set(n as u16),
-        }
+        fork.blocks = fork.count();
+        Some(fork)
+    }
+
+    fn count(&self) -> u64 {
+        let blocks = self.extents.iter().map(|e| u64::from(e.blockcount));
+        blocks.sum::<u64>() + self.tree.len() as u64
+    }
+
+    /// Adds an extent; `None` if its place is taken.
+    pub fn map(&mut self, f: &mut Finishing<'_>, e: Extent) -> Option<()> {
+        f.worked(self.extents.len());
+        self.extents = mapped(&self.extents, e)?;
+        f.own(e.startblock, e.blockcount, self.ino, self.offset(&e));
         Some(())
-    })
+    }
+
+    /// Takes away all that is mapped in a range of the fork's blocks, and gives it.
+    pub fn unmap(&mut self, f: &mut Finishing<'_>, range: Range<u64>) -> Vec<Extent> {
+        f.worked(self.extents.len());
+        let (rest, gone) = unmapped(&self.extents, range);
+        self.extents = rest;
+        for e in &gone {
+            f.disown(e.startblock, e.blockcount, self.ino, self.offset(e));
+        }
+        gone
+    }
+
+    fn flags(&self) -> u64 {
+        if self.attr { RMAP_OFF_ATTR_FORK } else { 0 }
+    }
+
+    fn offset(&self, e: &Extent) -> u64 {
+        let unwritten = if e.unwritten { RMAP_OFF_UNWRITTEN } else { 0 };
+        e.startoff | self.flags() | unwritten
+    }
+
+    /// Writes the fork, with a tree if the inode has no room for its extents; `None` if there is no space for that.
+    pub fn write(mut self, f: &mut Finishing<'_>) -> Option<()> {
+        let g = f.g;
+        let in_tree = self.extents.len() * ExtentRecord::SIZE > self.room;
+        let need = match in_tree {
+            true => {
+                let room = fork_root_room(self.room);
+                Shape::of_fork(g.block_size as usize, self.extents.len(), room).blocks()
+            }
+            false => 0,
+        };
+        let of_tree = self.flags() | RMAP_OFF_BMBT_BLOCK;
+        for block in self.tree.split_off(need.min(self.tree.len())) {
+            f.disown(block, 1, self.ino, of_tree);
+            f.free(block, 1);
+        }
+        let near = self.extents.first().map_or(0, |e| e.startblock);
+        for (start, n) in f.take(near, (need - self.tree.len()) as u32)? {
+            for block in start..start + u64::from(n) {
+                f.own(block, 1, self.ino, of_tree);
+                self.tree.push(block);
+            }
+        }
+        let (format, bytes) = match in_tree {
+            false => (FORMAT_EXTENTS, extent_records(&self.extents)),
+            true => {
+                let tree = build_fork(g, self.ino, self.room, &self.extents, &self.tree);
+                for b in tree.blocks {
+                    f.disk
+                        .write(g.daddr(g.fsb(b.at)?) << 9, &stamped(b.bytes, f.lsn));
+                }
+                (FORMAT_BTREE, tree.root)
+            }
+        };
+        let (n, blocks) = (self.extents.len() as u64, self.count());
+        super::with_inode(f.disk, g, self.ino, |inode| {
+            let d = Dinode::at(inode, 0).ok()?;
+            let range = fork_range(d, inode.len(), self.attr);
+            let part = inode.get_mut(range)?;
+            part.fill(0);
+            part.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+            let d = Dinode::at_mut(inode, 0).ok()?;
+            let wide = d.flags2.get() & DIFLAG2_NREXT64 != 0;
+            match (self.attr, wide) {
+                (false, true) => d.v2.big_nextents.set(n),
+                (false, false) | (true, true) => d.v2.nextents.set(n as u32),
+                (true, false) => d.v2.anextents.set(n as u16),
+            }
+            match self.attr {
+                false => d.v2.format = format,
+                true => d.v2.aformat = format,
+            }
+            let all = (d.v2.nblocks.get() + blocks).checked_sub(self.blocks)?;
+            d.v2.nblocks.set(all);
+            d.lsn.set(f.lsn);
+            Some(())
+        })
+    }
 }
 
 /// The extents with one more, which is one with its neighbours where they go on; `None` if its place is taken.
@@ -104,23 +243,18 @@ fn goes_on(a: &Extent, b: &Extent) -> bool {
         && a.blockcount + b.blockcount <= MAX_EXTENT_BLOCKS
 }
 
-/// The extents without those parts that lie in `hole`, and how many blocks that took away.
-fn unmapped(old: &[Extent], hole: Extent) -> (Vec<Extent>, u64) {
-    let mut gone = 0;
+/// The extents without those parts that lie in `hole`, and these parts.
+fn unmapped(old: &[Extent], hole: Range<u64>) -> (Vec<Extent>, Vec<Extent>) {
+    let mut gone = Vec::new();
     let mut new = Vec::with_capacity(old.len() + 1);
     for e in old {
-        let part = |from: u64, to: u64| Extent {
-            startoff: from,
-            startblock: e.startblock + (from - e.startoff),
-            blockcount: (to - from) as u32,
-            unwritten: e.unwritten,
-        };
-        let (from, to) = (hole.startoff.max(e.startoff), hole.end().min(e.end()));
+        let part = |from: u64, to: u64| e.part(from - e.startoff, (to - from) as u32);
+        let (from, to) = (hole.start.max(e.startoff), hole.end.min(e.end()));
         if from >= to {
             new.push(*e);
             continue;
         }
-        gone += to - from;
+        gone.push(part(from, to));
         new.extend((e.startoff < from).then(|| part(e.startoff, from)));
         new.extend((to < e.end()).then(|| part(to, e.end())));
     }
@@ -149,15 +283,21 @@ mod tests {
         assert_eq!(apart, [old[0], extent(5, 300, 2), old[1]]);
         assert_eq!(mapped(&old, extent(4, 300, 2)), None);
         assert_eq!(mapped(&old, extent(9, 300, 2)), None);
-        let (rest, gone) = unmapped(&both, extent(3, 0, 4));
+        let (rest, gone) = unmapped(&both, 3..7);
         assert_eq!(
-            (&rest[..], gone),
-            (&[extent(0, 100, 3), extent(7, 107, 8)][..], 4)
+            (&rest[..], &gone[..]),
+            (
+                &[extent(0, 100, 3), extent(7, 107, 8)][..],
+                &[extent(3, 103, 4)][..]
+            )
         );
-        let (rest, gone) = unmapped(&old, extent(2, 0, 10));
+        let (rest, gone) = unmapped(&old, 2..12);
         assert_eq!(
-            (&rest[..], gone),
-            (&[extent(0, 100, 2), extent(12, 112, 3)][..], 5)
+            (&rest[..], &gone[..]),
+            (
+                &[extent(0, 100, 2), extent(12, 112, 3)][..],
+                &[extent(2, 102, 3), extent(10, 110, 2)][..]
+            )
         );
     }
 }

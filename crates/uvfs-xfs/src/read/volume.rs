@@ -46,18 +46,12 @@ pub struct Space {
 impl Volume {
     /// Opens a file system: checks its superblock, takes its geometry and, if its log is dirty, replays it in memory. The
     /// caller should show the user [`Volume::warnings`].
-    pub fn open(mut blocks: Arc<dyn Blocks>) -> Result<Volume> {
+    pub fn open(blocks: Arc<dyn Blocks>) -> Result<Volume> {
         let (mut sb, mut geometry) = read_superblock(&*blocks)?;
-        let surveyed = log::survey(&*blocks, &geometry);
-        let replay = log::replay(&blocks, &geometry, &surveyed, REPLAYED_MEMORY);
-        let (mut log, mut warnings) = (surveyed.0, Vec::new());
-        match replay {
-            Ok(None) => {}
-            Ok(Some(replayed)) => {
-                (blocks, log) = (replayed.disk, replayed.state);
-                (sb, geometry) = read_superblock(&*blocks)?;
-            }
-            Err(why) => warnings.push(why.to_string()),
+        let (blocks, log, failure) = log::recovered(blocks, &geometry, REPLAYED_MEMORY);
+        let mut warnings: Vec<String> = failure.iter().map(ToString::to_string).collect();
+        if matches!(log, LogState::Replayed { .. }) {
+            (sb, geometry) = read_superblock(&*blocks)?;
         }
         if blocks.size() < geometry.data_bytes() {
             warnings.push(format!(

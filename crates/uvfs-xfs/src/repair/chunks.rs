@@ -152,7 +152,7 @@ fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
             push(r.startblock.get(), r.blockcount.get());
         }),
     };
-    (walked.is_whole() && inside).then(|| super::space::normal(out))
+    (walked.is_whole() && inside).then(|| crate::bulk::space::normal(out))
 }
 
 /// The records that an inode may be in; all are in order.

@@ -1,24 +1,20 @@
 //! The headers and B-trees of the allocation groups, from what all inodes own.
 
-use super::space::{self, fresh, normal, subtract};
+use super::space::{self, fresh};
 use super::{Mend, Place, Structure, fork, reader};
-use crate::bulk::btree::Shape;
-use crate::bulk::group::{Group, GroupTree, by_size, chunk_records, free_records};
+use crate::bulk::group::{Group, GroupTree, chunk_records};
+use crate::bulk::space::{FreeRuns, Owner, normal, space_trees, subtract};
 use crate::check::space::{BlockMap, Use};
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::AgBlock;
 use crate::read::inode::{Fork, Inode};
-use zerocopy::IntoBytes;
-
-/// Blocks that the free list begins with.
-const LIST: usize = 6;
 
 /// The blocks of a group, and their owners.
 pub(crate) struct Owned {
     /// Runs without an owner.
     free_blocks: Vec<(u32, u32)>,
     /// Records of the reverse mapping tree: start, blocks, owner, offset.
-    owners: Vec<(u32, u32, u64, u64)>,
+    owners: Vec<Owner>,
     /// Runs that have one more owner, once for each.
     shared: Vec<(u32, u32)>,
     /// For each chunk: the inodes that are free or not there.
@@ -156,62 +152,6 @@ fn references(shared: &[(u32, u32)]) -> Vec<(u32, u32, u32)> {
     out
 }
 
-/// Sorts owners, and joins those that go on.
-fn joined(mut owners: Vec<(u32, u32, u64, u64)>) -> Vec<(u32, u32, u64, u64)> {
-    owners.sort_unstable_by_key(|(s, n, owner, offset)| {
-        (*s, *owner, offset & !RMAP_OFF_UNWRITTEN, *n)
-    });
-    let mut out: Vec<(u32, u32, u64, u64)> = Vec::with_capacity(owners.len());
-    for (s, n, owner, offset) in owners {
-        if let Some((start, len, o, off)) = out.last_mut() {
-            let special = owner >> 63 != 0 || offset & RMAP_OFF_BMBT_BLOCK != 0;
-            let goes_on = match special {
-                true => *off == offset,
-                false => off.wrapping_add(u64::from(*len)) == offset,
-            };
-            if *o == owner && *start + *len == s && goes_on {
-                *len += n;
-                continue;
-            }
-        }
-        out.push((s, n, owner, offset));
-    }
-    out
-}
-
-/// Free runs that blocks of trees are taken from.
-struct FreeRuns {
-    free: Vec<(u32, u32)>,
-    /// Taken from in this order: the first ones were not in use before.
-    usable: Vec<(u32, u32)>,
-    taken: Vec<(u32, u32)>,
-}
-
-impl FreeRuns {
-    fn take(&mut self, n: usize) -> Option<Vec<u32>> {
-        let mut out = Vec::with_capacity(n);
-        while out.len() < n {
-            let run = self.usable.iter_mut().find(|r| r.1 > 0)?;
-            let k = (n - out.len()).min(run.1 as usize) as u32;
-            out.extend(run.0..run.0 + k);
-            self.taken.push((run.0, k));
-            *run = (run.0 + k, run.1 - k);
-        }
-        Some(out)
-    }
-
-    /// Takes the blocks of a tree of these records.
-    fn tree(&mut self, g: &Geometry, tree: Btree, records: Vec<u8>) -> Option<GroupTree> {
-        let at = self.take(GroupTree::shape(tree, &records, g.block_size).blocks())?;
-        Some(GroupTree { tree, records, at })
-    }
-
-    /// The runs that are free in the end.
-    fn rest(&self) -> Vec<(u32, u32)> {
-        subtract(&self.free, &normal(self.taken.clone()))
-    }
-}
-
 /// Builds a group; gives its inodes and free blocks. `None`: there is no space for its trees.
 pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
     let g = m.g.clone();
@@ -242,7 +182,11 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
         let records = words.flat_map(u32::to_be_bytes).collect();
         trees.push(pool.tree(&g, Btree::Refcount, records)?);
     }
-    let free_list = space_trees(m, agno, o.owners, &mut pool, &mut trees)?;
+    let mut owners = o.owners;
+    if g.features.rmapbt {
+        owners.extend(fixed(m, agno, &trees));
+    }
+    let free_list = space_trees(&g, owners, Vec::new(), &mut pool, &mut trees)?;
     let group = Group {
         agno,
         free: pool.rest(),
@@ -268,7 +212,7 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<Counts> {
 }
 
 /// The owners that are no inodes.
-fn fixed(m: &Mend<'_>, agno: u32, trees: &[GroupTree]) -> Vec<(u32, u32, u64, u64)> {
+fn fixed(m: &Mend<'_>, agno: u32, trees: &[GroupTree]) -> Vec<Owner> {
     let g = &m.g;
     let mut out = vec![(0, g.header_blocks(), RMAP_OWN_FS, 0)];
     if let Some(a) = g.fsb(g.logstart).filter(|a| a.agno == agno) {
@@ -281,66 +225,6 @@ fn fixed(m: &Mend<'_>, agno: u32, trees: &[GroupTree]) -> Vec<(u32, u32, u64, u6
         out.extend(t.at.iter().map(|b| (*b, 1, t.tree.owner(), 0)));
     }
     out
-}
-
-/// Adds the trees of free space and owners, which take blocks from what they describe. Gives the blocks
-/// of the free list: those that were taken and are not needed, too.
-fn space_trees(
-    m: &Mend<'_>,
-    agno: u32,
-    mut owners: Vec<(u32, u32, u64, u64)>,
-    pool: &mut FreeRuns,
-    trees: &mut Vec<GroupTree>,
-) -> Option<Vec<u32>> {
-    let g = &m.g;
-    let size = g.block_size as usize;
-    let rmap = g.features.rmapbt;
-    if rmap {
-        owners.extend(fixed(m, agno, trees));
-    }
-    let mut own: Vec<u32> = Vec::new();
-    let shape = |tree, n| Shape::new(tree, size, n).blocks();
-    let owners = joined(owners);
-    let (records, each, wide) = loop {
-        let rest = pool.rest();
-        let mut all = Vec::new();
-        if rmap {
-            all.clone_from(&owners);
-            all.extend(own.iter().map(|b| (*b, 1, RMAP_OWN_AG, 0)));
-            all = joined(all);
-        }
-        let each = shape(Btree::Bno, rest.len());
-        let wide = match rmap {
-            true => shape(Btree::Rmap, all.len()),
-            false => 0,
-        };
-        let need = 2 * each + wide;
-        if own.len() >= need {
-            break (all, each, wide);
-        }
-        let free: usize = rest.iter().map(|(_, n)| *n as usize).sum();
-        let spare = LIST.min((free / 4).saturating_sub(need));
-        own.extend(pool.take(need + spare - own.len())?);
-    };
-    let rest = pool.rest();
-    let mut at = own.into_iter();
-    let mut add = |tree, records, blocks| {
-        let at = at.by_ref().take(blocks).collect();
-        trees.push(GroupTree { tree, records, at });
-    };
-    add(Btree::Bno, free_records(&rest), each);
-    add(Btree::Cnt, free_records(&by_size(&rest)), each);
-    if rmap {
-        let record = |(s, n, owner, offset)| RmapRecord {
-            startblock: Be32::new(s),
-            blockcount: Be32::new(n),
-            owner: Be64::new(owner),
-            offset: Be64::new(offset),
-        };
-        let records: Vec<RmapRecord> = records.into_iter().map(record).collect();
-        add(Btree::Rmap, records.as_bytes().to_vec(), wide);
-    }
-    Some(at.collect())
 }
 
 #[cfg(test)]
@@ -357,28 +241,5 @@ mod tests {
             [(10, 5, 2), (15, 5, 3), (20, 4, 2), (40, 1, 2)]
         );
         assert_eq!(references(&[(10, 10), (20, 4)]), [(10, 14, 2)]);
-    }
-
-    /// Records of one owner that go on are joined, as xfs_repair requires.
-    #[test]
-    fn owners_that_go_on_are_one() {
-        let ino = 131;
-        let records = joined(vec![
-            (14, 2, ino, 4),
-            (10, 4, ino, 0),
-            (16, 1, ino, 6 | RMAP_OFF_UNWRITTEN),
-            (30, 1, RMAP_OWN_AG, 0),
-            (31, 1, RMAP_OWN_AG, 0),
-            (32, 1, RMAP_OWN_REFC, 0),
-        ]);
-        assert_eq!(
-            records,
-            [
-                (10, 6, ino, 0),
-                (16, 1, ino, 6 | RMAP_OFF_UNWRITTEN),
-                (30, 2, RMAP_OWN_AG, 0),
-                (32, 1, RMAP_OWN_REFC, 0),
-            ]
-        );
     }
 }

@@ -398,7 +398,7 @@ fn claim(m: &mut Mend<'_>, map: &mut Map, data: bool) {
         map.hurt = true;
         // The parts between the clashes stay.
         let runs: Vec<(u32, u32)> = clashes.iter().map(|(s, n, _)| (*s, *n)).collect();
-        for (s, n) in super::space::subtract(&[(a.agbno, e.blockcount)], &runs) {
+        for (s, n) in crate::bulk::space::subtract(&[(a.agbno, e.blockcount)], &runs) {
             kept.push(e.part((s - a.agbno).into(), n));
         }
     }

@@ -140,21 +140,35 @@ pub fn repair(
         false => crate::log::replay(&blocks, &choice.g, &surveyed, keep),
     };
     let mut state = surveyed.0;
+    let mut replayed = None;
     match replay {
         Ok(None) => {}
-        Ok(Some(replayed)) => {
-            let written = replayed.free_unlinked(sink);
-            out.written = written.map_err(RepairError::Write)?;
-            (blocks, state) = (replayed.disk, replayed.state);
+        Ok(Some(r)) => {
+            out.written = r.free_unlinked(sink).map_err(RepairError::Write)?;
+            (blocks, state) = (r.disk.clone(), r.state.clone());
             let choices = superblock::settle(&*blocks)?;
             choice = better(choices, &blocks, options)?;
+            replayed = Some(r);
         }
         Err(why) => {
             out.dirty_log = Some(why.to_string());
             return Ok(out);
         }
     }
-    let superblock::Choice { sb, g, as_is } = choice;
+    let superblock::Choice { mut sb, g, as_is } = choice;
+    // The image changes with what the log only announces: that is done in the changes of the repair, with which the log
+    // becomes empty, and not twice.
+    let mut changes = |keep: u64| {
+        let disk = Arc::new(Overlay::new(blocks.clone(), keep));
+        if let Some(r) = &mut replayed {
+            r.finish(&disk);
+            let done = disk.get(0, 512).unwrap_or_default();
+            if let Ok(done) = Superblock::at(&done, 0) {
+                sb.set_counts(done.counts());
+            }
+        }
+        (disk, sb)
+    };
     let mut checking = CheckOptions {
         path_dirs: options.check.path_dirs.or(Some(PATH_DIRS)),
         ..options.check.clone()
@@ -162,7 +176,7 @@ pub fn repair(
     let mut first = None;
     // The first check, and all of the repair if the damage is of the kinds that `quick.rs` names.
     if bound.is_none() {
-        let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
+        let (disk, sb) = changes(u64::MAX);
         let (mut m, before) = Mend::new(&disk, sb, g.clone(), as_is, &state);
         match quick::mend(&mut m, &disk, &checking, progress)? {
             quick::Quick::Mended(mut out) => {
@@ -172,7 +186,7 @@ pub fn repair(
             quick::Quick::Not(outcome) => first = outcome,
         }
     }
-    let disk = Arc::new(Overlay::new(blocks.clone(), keep));
+    let (disk, sb) = changes(keep);
     let (mut m, before) = Mend::new(&disk, sb, g, as_is, &state);
     out.found_count = before;
     let mut best = u64::MAX;

@@ -10,6 +10,7 @@ use super::dir::{self, DirectoryTree};
 use super::space::{self, AgToMend};
 use super::trees::records;
 use super::{Mend, Overlay, RepairOutcome, chunks, groups, links, local};
+use crate::bulk::space::normal;
 use crate::check::space::{BlockMap, Use};
 use crate::check::{
     self, ChangedSince, CheckOptions, CheckOutcome, CheckProgress, Counter, Finding, Kept, Problem,
@@ -167,7 +168,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
     begin(m, &kept, true);
     for agno in m.touched.clone() {
         let ag = &mut m.ags[agno as usize];
-        ag.avoid = space::normal(std::mem::take(&mut ag.avoid));
+        ag.avoid = normal(std::mem::take(&mut ag.avoid));
         let fixed = space::fresh(&m.g, agno, &ag.chunks);
         if let Some(map) = &mut ag.map {
             for (s, n) in fixed.list(&[Use::Meta]) {
@@ -258,7 +259,7 @@ fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
                 let ag = &mut m.ags[agno as usize];
                 ag.released.extend(&old);
                 // They are not to be overwritten, whatever else is repaired.
-                ag.avoid = space::normal([&ag.avoid[..], &old].concat());
+                ag.avoid = normal([&ag.avoid[..], &old].concat());
                 let owned = groups::owned(ag);
                 groups::group(m, agno, owned)
             }

@@ -2,6 +2,7 @@
 
 use super::Mend;
 use super::trees::walk;
+use crate::bulk::space::{normal, subtract};
 use crate::check::space::{BlockMap, Use};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -56,48 +57,6 @@ impl AgToMend {
         let per = 1u32 << g.inopblog;
         (agino..agino.saturating_add(per)).any(|i| self.slot(i).is_some())
     }
-}
-
-/// Runs of blocks less those in `minus`; both in order of blocks.
-pub(crate) fn subtract(runs: &[(u32, u32)], minus: &[(u32, u32)]) -> Vec<(u32, u32)> {
-    let mut out = Vec::with_capacity(runs.len());
-    let mut k = 0;
-    for (start, len) in runs {
-        let (mut at, end) = (*start, start + len);
-        while k < minus.len() && minus[k].0 + minus[k].1 <= at {
-            k += 1;
-        }
-        let mut i = k;
-        while at < end {
-            match minus.get(i) {
-                Some((s, n)) if *s < end => {
-                    if *s > at {
-                        out.push((at, s - at));
-                    }
-                    at = at.max(s + n);
-                    i += 1;
-                }
-                _ => {
-                    out.push((at, end - at));
-                    at = end;
-                }
-            }
-        }
-    }
-    out
-}
-
-/// Sorted, without overlaps.
-pub(crate) fn normal(mut runs: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
-    runs.sort_unstable();
-    let mut out: Vec<(u32, u32)> = Vec::with_capacity(runs.len());
-    for (s, n) in runs {
-        match out.last_mut() {
-            Some((a, b)) if *a + *b >= s => *b = (*b).max(s + n - *a),
-            _ => out.push((s, n)),
-        }
-    }
-    out
 }
 
 /// Makes the maps of blocks, with what is at fixed places and the chunks of inodes in them.
@@ -261,26 +220,5 @@ impl Mend<'_> {
         clashes
             .map(|c| (c.start, c.len, c.was == Use::Data))
             .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Used blocks are taken out of free ones.
-    #[test]
-    fn runs_less_other_runs() {
-        assert_eq!(
-            normal(vec![(5, 5), (1, 2), (8, 4), (3, 1)]),
-            [(1, 3), (5, 7)]
-        );
-        let runs = [(0, 10), (20, 10)];
-        assert_eq!(subtract(&runs, &[]), runs);
-        assert_eq!(
-            subtract(&runs, &[(2, 3), (8, 14), (29, 5)]),
-            [(0, 2), (5, 3), (22, 7)]
-        );
-        assert_eq!(subtract(&runs, &[(0, 40)]), []);
     }
 }

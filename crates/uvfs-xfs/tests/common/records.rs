@@ -12,7 +12,8 @@ const FURTHER: usize = 260;
 /// A record of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogRecord {
-    offset: u64,
+    /// Its first byte.
+    pub offset: u64,
     heads: usize,
     len: usize,
 }
