@@ -122,6 +122,11 @@ pub trait Blocks: Send + Sync {
         true
     }
 
+    /// The device that the log is on, if it is another one and was named.
+    fn log(&self) -> Option<Arc<dyn Blocks>> {
+        None
+    }
+
     /// Says that the block made of `extents` will be read soon. Never waits.
     fn readahead(&self, extents: &[DiskExtent]) {
         let _ = extents;
@@ -130,6 +135,57 @@ pub trait Blocks: Send + Sync {
     /// Says that these `len` bytes of file data will be read soon, by one [`Blocks::read_data`]. Never waits.
     fn readahead_data(&self, offset: u64, len: usize) {
         let _ = (offset, len);
+    }
+}
+
+/// A device, and another one that its log is on.
+pub struct WithLog {
+    image: Arc<dyn Blocks>,
+    log: Arc<dyn Blocks>,
+}
+
+impl WithLog {
+    /// Puts the two together.
+    pub fn new(image: Arc<dyn Blocks>, log: Arc<dyn Blocks>) -> WithLog {
+        WithLog { image, log }
+    }
+}
+
+impl Blocks for WithLog {
+    fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    fn read(&self, extents: &[DiskExtent], verifier: &'static dyn Verifier) -> io::Result<Block> {
+        self.image.read(extents, verifier)
+    }
+
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.image.read_data(offset, buf)
+    }
+
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        self.image.data_file()
+    }
+
+    fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
+        self.image.stream(room)
+    }
+
+    fn waits(&self) -> bool {
+        self.image.waits()
+    }
+
+    fn log(&self) -> Option<Arc<dyn Blocks>> {
+        Some(self.log.clone())
+    }
+
+    fn readahead(&self, extents: &[DiskExtent]) {
+        self.image.readahead(extents);
+    }
+
+    fn readahead_data(&self, offset: u64, len: usize) {
+        self.image.readahead_data(offset, len);
     }
 }
 

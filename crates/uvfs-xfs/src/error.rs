@@ -41,6 +41,9 @@ pub enum Error {
     /// The log is dirty and cannot be replayed.
     #[error("the log cannot be replayed: {0}")]
     Log(String),
+    /// The log is on another device, which was not named.
+    #[error("the log is on another device, which --logdev has to name")]
+    LogDevice,
     /// No such name, attribute or inode.
     #[error("no such {0}")]
     NotFound(&'static str),
@@ -91,7 +94,7 @@ impl Error {
                 Fault::Crc { .. } => Errno::BADMSG,
                 _ => Errno::UCLEAN,
             },
-            Error::Log(_) => Errno::UCLEAN,
+            Error::Log(_) | Error::LogDevice => Errno::UCLEAN,
             Error::NotFound(what) if *what == "attribute" => Errno::NODATA,
             Error::NotFound(_) => Errno::NOENT,
             Error::NotDirectory(_) => Errno::NOTDIR,

@@ -1,6 +1,6 @@
 //! Images by path: the short way to read, check and repair one.
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, FileBlocks, WithLog};
 use crate::check::{self, CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks};
 use crate::error::Error;
 use crate::read::CachedBlocks;
@@ -83,18 +83,26 @@ impl Image {
             direct: options.direct,
             ..OpenOptions::default()
         };
-        Image::on(&Arc::new(Device::open(path, how)?), options)
+        Image::on(&Arc::new(Device::open(path, how)?), None, options)
     }
 
-    /// The image on an open device.
+    /// The image on an open device, and its log if that is on another.
     ///
     /// # Errors
     /// As [`Image::open`].
-    pub fn on(device: &Arc<Device>, options: &ImageOptions) -> Result<Image, ImageError> {
+    pub fn on(
+        device: &Arc<Device>,
+        log: Option<FileBlocks>,
+        options: &ImageOptions,
+    ) -> Result<Image, ImageError> {
         let name = device.path();
         let target = Target::open(device.clone(), options.engine, config(options.memory));
         let target = Arc::new(target.map_err(|error| engine(name, error))?);
-        let blocks = CachedBlocks::new(target.clone(), device.clone());
+        let blocks: Arc<dyn Blocks> = Arc::new(CachedBlocks::new(target.clone(), device.clone()));
+        let blocks = match log {
+            Some(log) => Arc::new(WithLog::new(blocks, Arc::new(log))),
+            None => blocks,
+        };
         Image::of(target, blocks, name)
     }
 
@@ -108,16 +116,16 @@ impl Image {
         name: &Path,
     ) -> Result<(Arc<Target>, Result<Image, ImageError>), ImageError> {
         let target = remote_target(from, memory).map_err(|error| engine(name, error))?;
-        let blocks = CachedBlocks::remote(target.clone());
+        let blocks = Arc::new(CachedBlocks::remote(target.clone()));
         Ok((target.clone(), Image::of(target, blocks, name)))
     }
 
-    fn of(target: Arc<Target>, blocks: CachedBlocks, name: &Path) -> Result<Image, ImageError> {
+    fn of(target: Arc<Target>, blocks: Arc<dyn Blocks>, name: &Path) -> Result<Image, ImageError> {
         if target.geometry().size < uvfs_buf::SECTOR {
             // Too short for a superblock.
             return Err(read(name)(Error::NotXfs { found: 0 }));
         }
-        let volume = Volume::open(Arc::new(blocks)).map_err(read(name))?;
+        let volume = Volume::open(blocks).map_err(read(name))?;
         let geometry = volume.geometry();
         let group = u64::from(geometry.ag_blocks(0)) << (geometry.blocklog - 9);
         target.set_groups(group);

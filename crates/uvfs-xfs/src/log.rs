@@ -29,7 +29,7 @@ mod transactions;
 use crate::blocks::Blocks;
 use crate::error::{Error, Result as Read};
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::Geometry;
 use crate::overlay::{Overlay, Sink};
 use items::{Applying, Cancelled};
 use std::collections::HashSet;
@@ -140,14 +140,15 @@ impl LogState {
 /// The state of the log, and the log sequence number of its head: cycle in the high half, block in
 /// the low one. Nothing on disk can have been logged later than that.
 pub(crate) fn survey(blocks: &dyn Blocks, g: &Geometry) -> (LogState, Option<u64>) {
-    if g.logstart == 0 {
-        return (LogState::External, None);
-    }
-    let Some(a) = g.fsb(g.logstart) else {
-        let why = "it lies outside the file system".into();
-        return (LogState::Unreadable(why), None);
+    let Some(log) = Log::new(blocks, g) else {
+        let outside = || LogState::Unreadable("it lies outside the file system".into());
+        let state = match g.logstart {
+            0 => LogState::External,
+            _ => outside(),
+        };
+        return (state, None);
     };
-    match Log::new(blocks, g, a).end() {
+    match log.end() {
         // A log that was never written begins in the first cycle.
         Ok(None) => (LogState::Zeroed, Some(1 << 32)),
         Ok(Some(end)) => {
@@ -162,6 +163,20 @@ pub(crate) fn survey(blocks: &dyn Blocks, g: &Geometry) -> (LogState, Option<u64
             (state, Some(u64::from(end.cycle) << 32 | end.head))
         }
         Err(why) => (LogState::Unreadable(why), None),
+    }
+}
+
+/// An error if the log is on another device that was not named; also a copy of the superblock has to say so.
+pub(crate) fn wanted(blocks: &dyn Blocks, g: &Geometry) -> Read<()> {
+    let copy = || {
+        let at = g.ag_header_daddr(1, 0) * 512;
+        let copy = blocks.bytes(at, g.sector_size as usize).ok()?;
+        Some(check_superblock(&copy).ok()?.logstart.get())
+    };
+    let external = g.logstart == 0 && blocks.log().is_none();
+    match external && (g.agcount == 1 || copy() == Some(0)) {
+        true => Err(Error::LogDevice),
+        false => Ok(()),
     }
 }
 
@@ -195,10 +210,9 @@ pub(crate) fn replay(
         let bits = g.features.unknown_log_incompat;
         return Err(failed(format!("it has the unknown features {bits:#x}")));
     }
-    let Some(a) = g.fsb(g.logstart) else {
+    let Some(log) = Log::new(&**blocks, g) else {
         return Ok(None);
     };
-    let log = Log::new(&**blocks, g, a);
     let tail = match log.needed(tail, head).map_err(failed)? {
         Ok(tail) => tail,
         Err(bad) => return Err(failed(format!("block {}: {}", bad.at, bad.why))),
@@ -455,16 +469,21 @@ pub(crate) fn damage(blocks: &dyn Blocks, g: &Geometry, state: &LogState) -> Opt
     let LogState::Dirty { head, tail, .. } = *state else {
         return None;
     };
-    let a = g.fsb(g.logstart)?;
-    match Log::new(blocks, g, a).needed(tail, head) {
+    match Log::new(blocks, g)?.needed(tail, head) {
         Ok(Ok(_)) => None,
         Ok(Err(bad)) => Some(format!("block {}: {}", bad.at, bad.why)),
         Err(why) => Some(why),
     }
 }
 
+/// The device that a log is on.
+enum On<'a> {
+    Image(&'a dyn Blocks),
+    Own(Arc<dyn Blocks>),
+}
+
 struct Log<'a> {
-    blocks: &'a dyn Blocks,
+    on: On<'a>,
     /// First sector.
     start: u64,
     /// Blocks of 512 bytes.
@@ -477,14 +496,26 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn new(blocks: &'a dyn Blocks, g: &Geometry, at: AgBlock) -> Log<'a> {
-        Log {
-            blocks,
-            start: g.daddr(at),
+    /// The log of a file system; `None` if it lies outside, or on a device that was not named.
+    fn new(blocks: &'a dyn Blocks, g: &Geometry) -> Option<Log<'a>> {
+        let (on, start) = match g.logstart {
+            0 => (On::Own(blocks.log()?), 0),
+            start => (On::Image(blocks), g.daddr(g.fsb(start)?)),
+        };
+        Some(Log {
+            on,
+            start,
             len: u64::from(g.logblocks) << (g.blocklog - 9),
             uuid: g.uuid,
             summed: g.features.crc,
             buffer: (g.logsunit as usize).max(LOG_CYCLE_DATA_SIZE),
+        })
+    }
+
+    fn device(&self) -> &dyn Blocks {
+        match &self.on {
+            On::Image(blocks) => *blocks,
+            On::Own(blocks) => &**blocks,
         }
     }
 
@@ -617,7 +648,9 @@ impl<'a> Log<'a> {
         for (at, part) in [(start, before), (0, after)] {
             let read = match part {
                 [] => Ok(()),
-                part => (self.blocks).read_data((self.start + at) * BLOCK as u64, part),
+                part => self
+                    .device()
+                    .read_data((self.start + at) * BLOCK as u64, part),
             };
             read.map_err(|e| format!("reading its block {at}: {e}"))?;
         }
@@ -630,7 +663,7 @@ impl<'a> Log<'a> {
         for (at, count) in [(start, before_end), (0, count - before_end)] {
             if count > 0 {
                 let offset = (self.start + at) * BLOCK as u64;
-                self.blocks.readahead_data(offset, count as usize * BLOCK);
+                self.device().readahead_data(offset, count as usize * BLOCK);
             }
         }
     }

@@ -23,6 +23,10 @@ pub trait Sink: Sync {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes durable what was written.
     fn flush(&self) -> io::Result<()>;
+    /// Where a log on another device is written to.
+    fn log(&self) -> Option<&dyn Sink> {
+        None
+    }
 }
 
 /// The unit of what is kept.
@@ -151,6 +155,8 @@ pub(crate) type Fetched = HashMap<u64, Vec<u8>>;
 /// Sectors over an image.
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
+    /// Over the log, if that is on another device.
+    log: Option<Arc<Overlay>>,
     sectors: RwLock<Sectors>,
     /// Sectors that are read are kept here, until they are too many.
     remembers: AtomicBool,
@@ -181,6 +187,7 @@ impl Overlay {
             ..Sectors::default()
         };
         Overlay {
+            log: base.log().map(|log| Arc::new(Overlay::new(log, keep))),
             base,
             sectors: sectors.into(),
             remembers: false.into(),
@@ -228,6 +235,11 @@ impl Overlay {
         *self.ahead.lock().expect("no holder panics") = blocks;
     }
 
+    /// What the log is written to: this, or what is over the device that it is on.
+    pub fn of_log(&self) -> &Overlay {
+        self.log.as_deref().unwrap_or(self)
+    }
+
     /// Changes whole sectors from byte `offset` on.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         debug_assert!(offset.is_multiple_of(SECTOR as u64) && bytes.len().is_multiple_of(SECTOR));
@@ -249,6 +261,9 @@ impl Overlay {
 
     /// Whether anything differs from what is on disk.
     pub fn is_changed(&self) -> bool {
+        if self.log.as_ref().is_some_and(|log| log.is_changed()) {
+            return true;
+        }
         let sectors = self.sectors.read().expect("no holder panics");
         let mut old = [0; SECTOR];
         sectors.map.iter().any(|(at, new)| {
@@ -351,6 +366,10 @@ impl Blocks for Overlay {
 
     fn data_file(&self) -> Option<BorrowedFd<'_>> {
         self.base.data_file()
+    }
+
+    fn log(&self) -> Option<Arc<dyn Blocks>> {
+        Some(self.log.clone()?)
     }
 
     fn readahead(&self, extents: &[DiskExtent]) {

@@ -71,6 +71,9 @@ pub struct Args {
     /// How to read: sync, aio or uring [default: uring, or what there is; sync with --buffered]
     #[arg(long, value_name = "ENGINE", value_parser = options::one_of(options::ENGINES, options::engine), hide_possible_values = true)]
     engine: Option<EngineKind>,
+    /// The device or image of the log, if that is not in the image
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    logdev: Option<PathBuf>,
     /// Large reads that cover much metadata, exact small ones, or what suits the device
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     prefetch: Strategy,
@@ -282,6 +285,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let name = remote::shown(&args.image).display();
     let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
+    let log = image::open_log(args.logdev.as_deref());
+    let log = log.map_err(|e| e.with_code(COULD_NOT_RUN))?;
     let (checked, direct) = match remote::uri(&args.image) {
         Some(uri) => {
             let checked = Checked::remote(uri, &args.store, args.memory, args.threads)?;
@@ -306,7 +311,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             (Checked::Device(Arc::new(blocks)), direct)
         }
     };
-    let blocks = checked.blocks();
+    let blocks = image::with_log(checked.blocks(), log);
     let options = checked.options(args.memory, args.threads, args.prefetch);
     let options = options.map_err(failed)?;
     let outcome = shown(args.json, |progress| check(blocks, &options, progress));

@@ -69,6 +69,9 @@ pub struct Args {
     /// Log requests that wait for longer (default 10 s; 0: none)
     #[arg(long, value_parser = duration, value_name = "TIME")]
     slow: Option<Duration>,
+    /// An image: the device of its log, if that is not in the image
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    logdev: Option<PathBuf>,
     /// Don't go into the background
     #[arg(short, long)]
     foreground: bool,
@@ -98,6 +101,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.slow = args.slow.unwrap_or(options.slow);
     options.foreground |= args.foreground;
+    options.logdev = args.logdev.or(options.logdev);
     if options.remount {
         return Err(Error::usage(
             "-o remount: mount(8) does that (mount -o remount,ro MOUNTPOINT)",
@@ -114,13 +118,17 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
+    // The server may have another working directory.
+    if let Some(path) = &mut options.logdev {
+        *path = (path.canonicalize()).context(|| path.display().to_string())?;
+    }
     let uri = image::remote::uri(source);
     if uri.is_none() {
         options.remote.none()?;
     }
     let (source, image) = match uri {
         Some(_) => (source.to_owned(), None),
-        None => directory_or_image(source)?,
+        None => directory_or_image(source, options.logdev.as_deref())?,
     };
     let place = place(mountpoint)?;
     if !options.nonempty {
@@ -140,7 +148,10 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
 }
 
 /// Finds the source on the host, and opens it if it is an image.
-fn directory_or_image(source: &Path) -> Result<(PathBuf, Option<Arc<Device>>)> {
+fn directory_or_image(
+    source: &Path,
+    logdev: Option<&Path>,
+) -> Result<(PathBuf, Option<Arc<Device>>)> {
     let name = || source.display().to_string();
     let source = source.canonicalize().context(name)?;
     let kind = std::fs::metadata(&source)
@@ -149,7 +160,7 @@ fn directory_or_image(source: &Path) -> Result<(PathBuf, Option<Arc<Device>>)> {
     let image = if kind.is_dir() {
         None
     } else if kind.is_file() || kind.is_block_device() {
-        Some(open_image(&source)?)
+        Some(open_image(&source, logdev)?)
     } else {
         return Err(Error::new(format!(
             "{}: neither a directory nor an image",
@@ -261,7 +272,8 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
         }
         Source::Image(device) => {
             let memory = options.memory.unwrap_or(image::MEMORY);
-            image::open_volume(&device, options.engine, memory)
+            image::open_log(options.logdev.as_deref())
+                .and_then(|log| image::open_volume(&device, log, options.engine, memory))
                 .and_then(|opened| serve_image(opened, None, source, place, options, &mut report))
         }
         Source::Uri(uri) => mount_uri(&uri, place, options, &mut report),
@@ -273,10 +285,11 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
 }
 
 /// Opens an image, looks whether it is one that can be served, and warns of what may be stale.
-fn open_image(source: &Path) -> Result<Arc<Device>> {
+fn open_image(source: &Path, logdev: Option<&Path>) -> Result<Arc<Device>> {
     let device = image::open_device(source, false)?;
     // The cache that serves is made in the process that serves.
-    image::open_volume(&device, EngineKind::Sync, image::MEMORY)?.warn(source);
+    let log = image::open_log(logdev)?;
+    image::open_volume(&device, log, EngineKind::Sync, image::MEMORY)?.warn(source);
     Ok(device)
 }
 

@@ -76,6 +76,7 @@ Mount options (-o, comma separated; a later one wins):
   memory=SIZE                images: limit of the metadata cache (default 64M); object stores: limit of
                              the memory for data (default 128M)
   engine=sync|aio|uring      images: how metadata is read (default sync)
+  logdev=PATH                images: the device of the log, if that is not in the image
                              Images are always read-only, and cached for as long as memory lasts;
                              the options of directories mean nothing for them.
   cache_dir=PATH             object stores: where the local cache is (default uvfs below
@@ -188,6 +189,8 @@ pub struct Options {
     pub foreground: bool,
     pub memory: Option<u64>,
     pub engine: EngineKind,
+    /// The device of an image's log.
+    pub logdev: Option<PathBuf>,
     pub remote: Remote,
     /// The source is an image, and not a store.
     pub image: bool,
@@ -224,7 +227,7 @@ macro_rules! words {
 /// Words with a value; `passthrough` may have one, and so may `user`.
 const VALUES: &[&str] = words! {
     attr_timeout cache cache_dir cache_size comment dir_mode engine entry_timeout file_mode fsname gid
-    helper max_read max_readahead max_write memory negative_timeout passthrough requests slow spin_us
+    helper logdev max_read max_readahead max_write memory negative_timeout passthrough requests slow spin_us
     subtype timeout transport ttl uhelper uid user wait write
 };
 
@@ -261,6 +264,7 @@ impl Default for Options {
             foreground: false,
             memory: None,
             engine: EngineKind::Sync,
+            logdev: None,
             remote: Remote::default(),
             image: false,
             sloppy: false,
@@ -480,6 +484,7 @@ impl Options {
             "wait" => self.wait.mode = wait_mode(wanted()?)?,
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
             "memory" => self.memory = Some(memory(wanted()?)?),
+            "logdev" => self.logdev = Some(wanted()?.into()),
             "engine" => self.engine = engine(wanted()?)?,
             "cache_dir" => self.remote.cache_dir = Some(wanted()?.into()),
             "cache_size" => self.remote.cache_size = Some(size(wanted()?)?),

@@ -10,14 +10,15 @@ use std::time::Instant;
 use clap::ValueHint;
 use serde_json::json;
 use uvfs_cli::{Error, Result, size, warn};
-use uvfs_io::device::OpenError;
+use uvfs_io::device::{Device, OpenError, OpenOptions};
+use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{DeviceBlocks, Finding};
 use uvfs_xfs::image::open_to_repair;
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, Sink, repair};
 
 use crate::check::{Checked, Strategy, finding_json, json_at, peak_memory, shown};
 use crate::confine;
-use crate::image::remote;
+use crate::image::{self, remote};
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;
@@ -70,6 +71,9 @@ pub struct Args {
     /// Throw away what a dirty log holds, instead of replaying it
     #[arg(short = 'L', long)]
     zero_log: bool,
+    /// The device or image of the log, if that is not in the image
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    logdev: Option<PathBuf>,
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
@@ -92,11 +96,25 @@ fn verdict(outcome: &RepairOutcome, dry_run: bool) -> (&'static str, u8) {
     }
 }
 
+fn cannot_open(e: OpenError) -> Error {
+    Error::new(e.to_string()).with_code(COULD_NOT_RUN)
+}
+
 /// Runs the repair.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let name = remote::shown(&args.image).display();
     let failed = |why: String| Error::new(format!("{name}: {why}")).with_code(COULD_NOT_RUN);
+    let how = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
+    };
+    // Before the command is confined.
+    let logdev = args.logdev.as_deref().filter(|_| !args.dry_run);
+    let log_sink = logdev.map(|path| Device::open(path, how)).transpose();
+    let log_sink = log_sink.map_err(cannot_open)?.map(Arc::new);
+    let log = args.logdev.as_deref().map(FileBlocks::open).transpose();
+    let log = log.map_err(|e| failed(format!("--logdev: {e}")))?;
     let (sink, checked) = match remote::uri(&args.image) {
         Some(_) if !args.dry_run => {
             let why =
@@ -117,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             (sink, Checked::Device(Arc::new(blocks)))
         }
     };
-    let blocks = checked.blocks();
+    let blocks = image::with_log(checked.blocks(), log);
     let check = checked.options(args.memory, None, Strategy::Auto);
     let options = RepairOptions {
         zero_log: args.zero_log,
@@ -125,6 +143,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let device = sink.map(DeviceSink::new).transpose();
     let device = device.map_err(|e| failed(e.to_string()))?;
+    let log = log_sink.map(DeviceSink::new).transpose();
+    let log = log.map_err(|e| failed(format!("--logdev: {e}")))?;
+    let device = device.map(|device| match log {
+        Some(log) => device.with_log(log),
+        None => device,
+    });
     let to = device.as_ref().map(|device| device as &dyn Sink);
     let outcome = shown(args.json, |progress| repair(blocks, to, &options, progress));
     if let Some(why) = checked.failure() {

@@ -135,7 +135,10 @@ pub fn check(
     let blocks = remembered(blocks, options.memory);
     let keep = options.memory.map_or(u64::MAX, |m| m / KEPT_SHARE);
     let (blocks, state, failure) = match read_superblock(&*blocks) {
-        Ok((_, g)) => log::recovered(blocks, &g, keep),
+        Ok((_, g)) => {
+            log::wanted(&*blocks, &g)?;
+            log::recovered(blocks, &g, keep)
+        }
         // The check looks for a copy, and says what is wrong with the superblock.
         Err(_) => (blocks, LogState::Clean, None),
     };

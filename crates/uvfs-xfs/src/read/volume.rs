@@ -48,6 +48,7 @@ impl Volume {
     /// caller should show the user [`Volume::warnings`].
     pub fn open(blocks: Arc<dyn Blocks>) -> Result<Volume> {
         let (mut sb, mut geometry) = read_superblock(&*blocks)?;
+        log::wanted(&*blocks, &geometry)?;
         let (blocks, log, failure) = log::recovered(blocks, &geometry, REPLAYED_MEMORY);
         let mut warnings: Vec<String> = failure.iter().map(ToString::to_string).collect();
         if matches!(log, LogState::Replayed { .. }) {

@@ -20,6 +20,8 @@ pub struct DeviceSink {
     target: Target,
     /// The waiting writes, and their bytes.
     queue: Mutex<(WriteQueue, usize)>,
+    /// The device of the log.
+    log: Option<Box<DeviceSink>>,
 }
 
 impl DeviceSink {
@@ -39,7 +41,14 @@ impl DeviceSink {
         DeviceSink {
             queue: Mutex::new((WriteQueue::new(&target), 0)),
             target,
+            log: None,
         }
+    }
+
+    /// The log is written to another device.
+    pub fn with_log(self, log: DeviceSink) -> DeviceSink {
+        let log = Some(log.into());
+        DeviceSink { log, ..self }
     }
 
     /// Writes everything that waits, and forgets it: another write may overlap it.
@@ -93,6 +102,10 @@ impl Sink for DeviceSink {
         // for every sector of what is collected and of what is on its way.
         let handles = 2 * QUEUE_BYTES / SECTOR as usize * std::mem::size_of::<uvfs_buf::Buffer>();
         (self.target.memory().limit + handles) as u64
+    }
+
+    fn log(&self) -> Option<&dyn Sink> {
+        Some(&**self.log.as_ref()?)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -154,6 +167,12 @@ pub(crate) fn commit(m: &Mend<'_>, sink: &dyn Sink) -> io::Result<u64> {
     sink.write(0, &sb.sector(m.g.sector_size as usize))?;
     sink.flush()?;
     let mut written = 0;
+    if m.g.logstart == 0 {
+        let log = sink
+            .log()
+            .ok_or_else(|| io::Error::other("no device to write the log to"))?;
+        written += m.disk.of_log().commit(log, LOG, &|_| LOG)?;
+    }
     for wanted in [LOG, BLOCKS, INODES, HEADERS, COPIES] {
         written += m.disk.commit(sink, wanted, &|s| class(m, s))?;
     }

@@ -13,13 +13,15 @@ const LAST_CYCLE: u64 = u32::MAX as u64 / 2;
 /// cycle.
 pub(crate) fn format(m: &mut Mend<'_>, replayed: bool) -> bool {
     let g = m.g.clone();
-    let Some(a) = g.fsb_run(g.logstart, g.logblocks) else {
-        return false;
+    let start = match (g.logstart, g.fsb_run(g.logstart, g.logblocks)) {
+        (0, _) => 0,
+        (_, Some(a)) => g.daddr(a) << 9,
+        (_, None) => return false,
     };
-    let start = g.daddr(a) << 9;
+    let disk = m.disk.of_log();
     let len = (g.logblocks as usize) << g.blocklog;
     let mut old = vec![0; len.min(1 << 20)];
-    let _ = crate::Blocks::read_data(m.disk, start, &mut old);
+    let _ = crate::Blocks::read_data(disk, start, &mut old);
     // The cycle of the records that there are, of inodes and of the superblock.
     let heads = old
         .chunks_exact(BLOCK)
@@ -37,7 +39,7 @@ pub(crate) fn format(m: &mut Mend<'_>, replayed: bool) -> bool {
             Be32::new(cycle - 1).put(block, 0);
         }
     }
-    m.disk.write(start, &bytes);
+    disk.write(start, &bytes);
     let mut rest = vec![0; 64 << 10];
     for block in rest.chunks_exact_mut(BLOCK) {
         Be32::new(cycle - 1).put(block, 0);
@@ -45,7 +47,7 @@ pub(crate) fn format(m: &mut Mend<'_>, replayed: bool) -> bool {
     let mut at = bytes.len();
     while at < len {
         let n = (len - at).min(rest.len());
-        m.disk.write(start + at as u64, &rest[..n]);
+        disk.write(start + at as u64, &rest[..n]);
         at += n;
     }
     m.log_formatted = true;

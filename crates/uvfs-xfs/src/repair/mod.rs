@@ -312,8 +312,11 @@ fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
     if f.unknown_ro_compat != 0 || f.parent {
         return refuse("repairing XFS with parent pointers or unknown features is");
     }
-    if g.rblocks != 0 || g.logstart == 0 {
-        return refuse("repairing XFS with a realtime section or an external log is");
+    if g.rblocks != 0 {
+        return refuse("repairing XFS with a realtime section is");
+    }
+    if g.logstart == 0 && blocks.log().is_none() {
+        return Err(Error::LogDevice);
     }
     if blocks.size() < g.data_bytes() {
         let (size, wanted) = (blocks.size(), g.data_bytes());

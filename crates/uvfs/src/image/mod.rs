@@ -14,11 +14,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use uvfs_buf::Target;
-use uvfs_cli::{Error, Result, complain, warn};
+use uvfs_cli::{Context, Error, Result, complain, warn};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::{Engine, EngineKind};
+use uvfs_xfs::blocks::{FileBlocks, WithLog};
 use uvfs_xfs::tools::escape;
-use uvfs_xfs::{ImageError, ImageOptions, Volume};
+use uvfs_xfs::{Blocks, ImageError, ImageOptions, Volume};
 
 use crate::options;
 
@@ -37,6 +38,9 @@ pub struct Access {
     /// How metadata is read
     #[arg(long, value_name = "sync|aio|uring", value_parser = options::one_of(options::ENGINES, options::engine), default_value = "sync", hide_possible_values = true)]
     engine: EngineKind,
+    /// The device or image of the log, if that is not in the image
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    logdev: Option<PathBuf>,
     /// Read past the kernel's page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
@@ -55,14 +59,33 @@ pub fn open_device(path: &Path, direct: bool) -> Result<Arc<Device>> {
     Ok(Arc::new(device))
 }
 
+/// An image, with the device of its log if there is one.
+pub fn with_log(image: Arc<dyn Blocks>, log: Option<FileBlocks>) -> Arc<dyn Blocks> {
+    match log {
+        Some(log) => Arc::new(WithLog::new(image, Arc::new(log))),
+        None => image,
+    }
+}
+
+/// Opens the device of an image's log, if one is named.
+pub fn open_log(logdev: Option<&Path>) -> Result<Option<FileBlocks>> {
+    let open = |path: &Path| FileBlocks::open(path).context(|| path.display().to_string());
+    logdev.map(open).transpose()
+}
+
 /// The file system on a device, read through a cache of its own.
-pub fn open_volume(device: &Arc<Device>, engine: EngineKind, memory: u64) -> Result<Opened> {
+pub fn open_volume(
+    device: &Arc<Device>,
+    log: Option<FileBlocks>,
+    engine: EngineKind,
+    memory: u64,
+) -> Result<Opened> {
     let options = ImageOptions {
         memory,
         engine,
         ..ImageOptions::default()
     };
-    let opened = uvfs_xfs::Image::on(device, &options);
+    let opened = uvfs_xfs::Image::on(device, log, &options);
     opened
         .map(Opened::from)
         .map_err(|e| Error::new(e.to_string()))
@@ -127,8 +150,9 @@ impl<'a> Image<'a> {
             }
             None => {
                 let device = open_device(path, access.direct)?;
+                let log = open_log(access.logdev.as_deref())?;
                 confine(access.engine);
-                open_volume(&device, access.engine, access.memory)?
+                open_volume(&device, log, access.engine, access.memory)?
             }
         };
         opened.warn(name);
