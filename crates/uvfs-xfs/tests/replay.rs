@@ -407,6 +407,52 @@ fn a_file_system_that_grew() {
     assert!(seen.inodes > 80, "{seen:?}");
 }
 
+/// A dirty log on another device: it is asked for and read from there.
+#[test]
+fn a_log_on_another_device() {
+    if !can_compare() {
+        return;
+    }
+    let image = Image::new();
+    let log = image.dir().join("log");
+    for (path, size) in [(&image.path(), 400), (&log, 80)] {
+        File::create(path).unwrap().set_len(size << 20).unwrap();
+    }
+    let attach = |path: &Path| {
+        let args = ["-f", "--show"].map(OsStr::new);
+        let said = run("losetup", &[&args[..], &[path.as_os_str()]].concat());
+        said.trim().to_string()
+    };
+    let devices = [attach(&image.path()), attach(&log)];
+    let [of_image, of_log] = &devices;
+    let logdev = format!("logdev={of_log}");
+    run(
+        "mkfs.xfs",
+        &["-q", "-f", "-l", &format!("{logdev},size=70m"), of_image],
+    );
+    let mount = Mount::new(Path::new(of_image), &format!("rw,{logdev}"));
+    let mount = mount.unwrap();
+    fs::create_dir(mount.path().join("dir")).unwrap();
+    cut_off(mount.path(), true);
+    drop(mount);
+    for device in &devices {
+        run("losetup", &["-d", device]);
+    }
+    assert!(matches!(
+        Volume::open(open(&image.path())),
+        Err(uvfs_xfs::Error::LogDevice)
+    ));
+    let both = || -> Arc<dyn Blocks> {
+        Arc::new(uvfs_xfs::blocks::WithLog::new(
+            open(&image.path()),
+            open(&log),
+        ))
+    };
+    let volume = Volume::open(both()).unwrap();
+    assert!(matches!(volume.log(), LogState::Replayed { .. }));
+    assert!(volume.resolve(b"/dir", false).unwrap().is_dir());
+}
+
 /// An image with a dirty log, in memory, and the records of its log.
 fn dirty() -> Option<&'static (MemImage, Vec<LogRecord>)> {
     static DIRTY: OnceLock<Option<(MemImage, Vec<LogRecord>)>> = OnceLock::new();
