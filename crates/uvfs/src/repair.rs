@@ -128,8 +128,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         None => {
             let opened = open_to_repair(&args.image, !args.dry_run);
-            let cannot = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
-            let (sink, device) = opened.map_err(cannot)?;
+            let (sink, device) = opened.map_err(cannot_open)?;
             confine::checker();
             let blocks = DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?;
             (sink, Checked::Device(Arc::new(blocks)))
