@@ -414,7 +414,7 @@ fn writes_are_measured_over_a_store() {
         (
             writeback,
             &["write-1k", "write-4k", "write-1m"][..],
-            &["native", "client"][..],
+            &["native", "client", "client-close"][..],
         ),
         (remote, &["list", "small"], &["native", "opendal", "mount"]),
     ] {
