@@ -543,19 +543,15 @@ impl Drafts {
 
     /// The draft of a record that an earlier mount left; `None` for one that the store has.
     fn found(&self, number: u64, record: &[u8]) -> io::Result<Option<Draft>> {
-        let parsed = parse(record);
-        let is_record = parsed.is_some();
-        let draft = self.draft(
-            number,
-            parsed.unwrap_or_else(|| state("", None, Posix::default(), 0)),
-        );
-        let (data, kept) = (draft.path(), draft.beside("kept"));
-        if !is_record {
-            let lost = set_aside(&data)?;
+        let Some(parsed) = parse(record) else {
+            let draft = self.draft(number, state("", None, Posix::default(), 0));
+            let lost = set_aside(&draft.path())?;
             tracing::error!("record {number:x} of the journal is none: {lost}");
             draft.discard();
             return Ok(None);
-        }
+        };
+        let draft = self.draft(number, parsed);
+        let (data, kept) = (draft.path(), draft.beside("kept"));
         {
             let mut state = draft.state();
             if state.parts.is_streamed() {

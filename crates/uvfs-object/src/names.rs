@@ -70,7 +70,7 @@ impl Writing {
                 false => return Some(Some(There::Facts(draft.directory()))),
             }
         }
-        // The store may get the directory, and then the file, while this looks: whoever looked at the directory first would miss both.
+        // Last: the store may get the directory, and then the file, meanwhile. In the other order both would be missed.
         (gone || self.is_new(directory)).then_some(None)
     }
 
