@@ -111,8 +111,8 @@ impl Writing {
 
     /// Whether nothing is in a directory, as programs see it.
     pub(crate) async fn is_empty(&self, directory: &str, ttl: Duration) -> Result<bool> {
-        let changes = self.changes(directory);
         let below = self.drafts.below(directory);
+        let changes = changes_in(directory, &below);
         let is_there =
             |(key, draft): &(String, Arc<Draft>)| key != directory && !draft.state().gone;
         if below.iter().any(is_there) {
@@ -138,25 +138,7 @@ impl Writing {
     /// The changes in a directory that the store does not have yet. To be taken before its listing: a change that the store gets
     /// meanwhile is in both, not in neither.
     pub(crate) fn changes(&self, directory: &str) -> BTreeMap<String, Now> {
-        let mut changes = BTreeMap::new();
-        for (key, draft) in self.drafts.below(directory) {
-            let name = &key[directory.len()..];
-            let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
-            if name.is_empty() || end.len() > 1 {
-                continue;
-            }
-            let now = match (draft.state().gone, end) {
-                (true, _) => Now::Gone,
-                (false, "") => Now::File(Version::default()),
-                (false, _) => Now::Directory,
-            };
-            match now {
-                // A file may have taken the directory's place, or the other way round.
-                Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
-                now => drop(changes.insert(name.to_owned(), now)),
-            }
-        }
-        changes
+        changes_in(directory, &self.drafts.below(directory))
     }
 
     /// Makes sure that a directory is still there when its last file is gone.
@@ -169,6 +151,29 @@ impl Writing {
         directory.state().marked = true;
         Ok(())
     }
+}
+
+/// The changes of the names in a directory, of all drafts below it.
+fn changes_in(directory: &str, below: &[(String, Arc<Draft>)]) -> BTreeMap<String, Now> {
+    let mut changes = BTreeMap::new();
+    for (key, draft) in below {
+        let name = &key[directory.len()..];
+        let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
+        if name.is_empty() || end.len() > 1 {
+            continue;
+        }
+        let now = match (draft.state().gone, end) {
+            (true, _) => Now::Gone,
+            (false, "") => Now::File(Version::default()),
+            (false, _) => Now::Directory,
+        };
+        match now {
+            // A file may have taken the directory's place, or the other way round.
+            Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
+            now => drop(changes.insert(name.to_owned(), now)),
+        }
+    }
+    changes
 }
 
 impl ObjectFs {

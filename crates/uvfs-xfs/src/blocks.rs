@@ -151,6 +151,14 @@ impl WithLog {
     }
 }
 
+/// An image, with the device of its log if there is one.
+pub fn with_log(image: Arc<dyn Blocks>, log: Option<FileBlocks>) -> Arc<dyn Blocks> {
+    match log {
+        Some(log) => Arc::new(WithLog::new(image, Arc::new(log))),
+        None => image,
+    }
+}
+
 impl Blocks for WithLog {
     fn size(&self) -> u64 {
         self.image.size()

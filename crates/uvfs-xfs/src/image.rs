@@ -1,6 +1,6 @@
 //! Images by path: the short way to read, check and repair one.
 
-use crate::blocks::{Blocks, FileBlocks, WithLog};
+use crate::blocks::{Blocks, FileBlocks, with_log};
 use crate::check::{self, CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks};
 use crate::error::Error;
 use crate::read::CachedBlocks;
@@ -98,12 +98,8 @@ impl Image {
         let name = device.path();
         let target = Target::open(device.clone(), options.engine, config(options.memory));
         let target = Arc::new(target.map_err(|error| engine(name, error))?);
-        let blocks: Arc<dyn Blocks> = Arc::new(CachedBlocks::new(target.clone(), device.clone()));
-        let blocks = match log {
-            Some(log) => Arc::new(WithLog::new(blocks, Arc::new(log))),
-            None => blocks,
-        };
-        Image::of(target, blocks, name)
+        let blocks = Arc::new(CachedBlocks::new(target.clone(), device.clone()));
+        Image::of(target, with_log(blocks, log), name)
     }
 
     /// The image that an engine reads, such as one in an object store. `name` is for messages.

@@ -26,10 +26,10 @@ mod mappings;
 mod space;
 mod transactions;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Block, Blocks};
 use crate::error::{Error, Result as Read};
 use crate::format::*;
-use crate::geometry::Geometry;
+use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::{Overlay, Sink};
 use items::{Applying, Cancelled};
 use std::collections::HashSet;
@@ -77,7 +77,7 @@ pub enum LogState {
         transactions: u64,
         /// Changes that the log announced and did not have, in words: they were done as the kernel does them.
         finished: Vec<&'static str>,
-        /// Those that could not be done.
+        /// Changes that the log announced and that the replay could not do, in words.
         unfinished: Vec<&'static str>,
     },
     /// There are changes that were not written back, and are not seen. Addresses are blocks of the log.
@@ -141,10 +141,9 @@ impl LogState {
 /// the low one. Nothing on disk can have been logged later than that.
 pub(crate) fn survey(blocks: &dyn Blocks, g: &Geometry) -> (LogState, Option<u64>) {
     let Some(log) = Log::new(blocks, g) else {
-        let outside = || LogState::Unreadable("it lies outside the file system".into());
         let state = match g.logstart {
             0 => LogState::External,
-            _ => outside(),
+            _ => LogState::Unreadable("it lies outside the file system".into()),
         };
         return (state, None);
     };
@@ -187,7 +186,7 @@ pub(crate) struct Replayed {
     pub state: LogState,
     /// The log sequence number of the log's head, which is later than all that was replayed.
     head: u64,
-    /// What the log announces and does not have.
+    /// Intents: changes that the log announces and does not have.
     pending: Vec<transactions::Item>,
 }
 
@@ -233,14 +232,13 @@ pub(crate) fn replay(
     log.transactions(tail, head, &mut apply).map_err(failed)?;
     let pending = applying.pending();
     count(&disk);
-    let finished: Vec<&str> = pending.iter().map(|i| finish::name(i.kind())).collect();
     let state = LogState::Replayed {
         head,
         tail,
         torn,
         transactions,
-        finished: finished.clone(),
-        unfinished: finished,
+        finished: Vec::new(),
+        unfinished: pending.iter().map(|i| finish::name(i.kind())).collect(),
     };
     Ok(Some(Replayed {
         disk,
@@ -270,10 +268,10 @@ pub(crate) fn recovered(
 }
 
 impl Replayed {
-    /// Does what the log announces and does not have, in an overlay over [`Replayed::disk`] or in that itself.
+    /// Does the changes that the log announces and does not have, in an overlay over [`Replayed::disk`] or in that itself.
     pub fn finish(&mut self, disk: &Overlay) {
         if let Some((g, _)) = superblock(disk).filter(|_| !self.pending.is_empty()) {
-            let left = finish::finish(disk, &g, self.head, &self.pending);
+            let (done, left) = finish::finish(disk, &g, self.head, &self.pending);
             count(disk);
             if let LogState::Replayed {
                 finished,
@@ -281,8 +279,7 @@ impl Replayed {
                 ..
             } = &mut self.state
             {
-                finished.truncate(self.pending.len() - left.len().min(self.pending.len()));
-                *unfinished = left;
+                (*finished, *unfinished) = (done, left);
             }
         }
     }
@@ -361,6 +358,12 @@ fn unlinked(disk: &Overlay, g: &Geometry, agno: u32) -> Vec<Be32> {
     let read = disk.get(at, g.sector_size as usize).unwrap_or_default();
     let agi = check_agi(&read, &g.ident(0, None));
     agi.map_or(Vec::new(), |agi| agi.unlinked.to_vec())
+}
+
+/// A block of a tree.
+fn tree_block(disk: &Overlay, g: &Geometry, a: AgBlock) -> io::Result<Block> {
+    let at = g.daddr(a) << 9;
+    disk.get(at, g.block_size as usize).map(Block::new)
 }
 
 /// The bytes of an inode; `None` if it cannot be read.

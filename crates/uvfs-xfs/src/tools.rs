@@ -48,6 +48,12 @@ fn twice(dir: &Inode, ino: u64) -> Error {
     )
 }
 
+/// The name that a copy of `from` gets; `None` for the root.
+fn last_name(from: &[u8]) -> Option<&[u8]> {
+    let name = from.rsplit(|b| *b == b'/').find(|c| !c.is_empty());
+    name.filter(|n| *n != b"." && *n != b"..")
+}
+
 /// Memory for what is read at a time.
 fn buffer(volume: &Volume) -> Vec<u8> {
     let local = volume.blocks().data_file().is_some();

@@ -12,6 +12,7 @@ use uvfs_buf::Target;
 use uvfs_cli::{Context, Error, Progress, Result, size, warn};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
+use uvfs_xfs::blocks::with_log;
 use uvfs_xfs::check::{
     CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
@@ -311,7 +312,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             (Checked::Device(Arc::new(blocks)), direct)
         }
     };
-    let blocks = image::with_log(checked.blocks(), log);
+    let blocks = with_log(checked.blocks(), log);
     let options = checked.options(args.memory, args.threads, args.prefetch);
     let options = options.map_err(failed)?;
     let outcome = shown(args.json, |progress| check(blocks, &options, progress));

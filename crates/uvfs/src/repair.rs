@@ -11,14 +11,14 @@ use clap::ValueHint;
 use serde_json::json;
 use uvfs_cli::{Error, Result, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
-use uvfs_xfs::blocks::FileBlocks;
+use uvfs_xfs::blocks::{FileBlocks, with_log};
 use uvfs_xfs::check::{DeviceBlocks, Finding};
 use uvfs_xfs::image::open_to_repair;
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, Sink, repair};
 
 use crate::check::{Checked, Strategy, finding_json, json_at, peak_memory, shown};
 use crate::confine;
-use crate::image::{self, remote};
+use crate::image::remote;
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;
@@ -134,7 +134,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             (sink, Checked::Device(Arc::new(blocks)))
         }
     };
-    let blocks = image::with_log(checked.blocks(), log);
+    let blocks = with_log(checked.blocks(), log);
     let check = checked.options(args.memory, None, Strategy::Auto);
     let options = RepairOptions {
         zero_log: args.zero_log,

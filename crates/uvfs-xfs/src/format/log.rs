@@ -124,7 +124,7 @@ pub struct LogAttribute: 40 {
     pub id: Le64,
     /// The inode.
     pub ino: Le64,
-    /// What is done.
+    /// The operation: an attribute is set, removed or replaced.
     pub op: Le32,
     /// Bytes of the name; in halves those of the old and of the new one if one replaces the other.
     pub name_len: Le32,
@@ -152,7 +152,7 @@ pub struct LogExchange: 88 {
     pub start: [Le64; 2],
     /// How many blocks are left.
     pub blocks: Le64,
-    /// What else is done.
+    /// Options of the exchange, such as that sizes are exchanged too.
     pub flags: Le64,
     /// The sizes in the end, in bytes.
     pub size_bytes: [Le64; 2],

@@ -1,5 +1,5 @@
-//! What the log announces (intents) and does not have: the kernel does it once it has replayed the log
-//! (`xlog_recover_process_intents`), and so does this, in the order of the log.
+//! Intents: changes that the log announces and does not have. The kernel does them once it has replayed the log
+//! (`xlog_recover_process_intents`), and so does this module, in the order of the log.
 //!
 //! The log says what a change is about, not how it is done. Extents, free runs, owners and reference counts become what
 //! the kernel makes of them. Which blocks trees are in, and how full these are, may differ: trees are built anew.
@@ -62,13 +62,13 @@ pub(super) struct Finishing<'a> {
     work: usize,
 }
 
-/// Does what these intents announce. Gives what could not be done, in words.
+/// Does what these intents announce. Gives the changes that were done and those that could not be, in words.
 pub(super) fn finish(
     disk: &Overlay,
     g: &Geometry,
     lsn: u64,
     intents: &[Item],
-) -> Vec<&'static str> {
+) -> (Vec<&'static str>, Vec<&'static str>) {
     let mut f = Finishing {
         disk,
         g,
@@ -77,11 +77,12 @@ pub(super) fn finish(
         failed: false,
         work: 0,
     };
-    let mut left = Vec::new();
+    let (mut done, mut left) = (Vec::new(), Vec::new());
     for item in intents {
         f.failed = false;
-        if f.intent(item).is_none() || f.failed {
-            left.push(name(item.kind()));
+        match f.intent(item) {
+            Some(()) if !f.failed => done.push(name(item.kind())),
+            _ => left.push(name(item.kind())),
         }
     }
     for group in f.groups.into_values().flatten() {
@@ -89,7 +90,7 @@ pub(super) fn finish(
             left.push("the freeing of blocks");
         }
     }
-    left
+    (done, left)
 }
 
 impl Finishing<'_> {

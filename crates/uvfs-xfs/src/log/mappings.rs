@@ -49,10 +49,7 @@ struct Tree<'a> {
 
 impl Visitor for Tree<'_> {
     fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        let at = self.g.daddr(a) << 9;
-        self.disk
-            .get(at, self.g.block_size as usize)
-            .map(Block::new)
+        super::tree_block(self.disk, self.g, a)
     }
 
     fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {

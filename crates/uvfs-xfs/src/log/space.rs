@@ -43,10 +43,7 @@ struct Records<'a> {
 
 impl Visitor for Records<'_> {
     fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        let at = self.g.daddr(a) << 9;
-        self.disk
-            .get(at, self.g.block_size as usize)
-            .map(Block::new)
+        super::tree_block(self.disk, self.g, a)
     }
 
     fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {

@@ -12,7 +12,7 @@ use tar::{EntryType, Header};
 
 use super::copy::{Copied, Trust};
 use super::tree::walk;
-use super::{buffer, output};
+use super::{buffer, last_name, output};
 
 /// Blocks of an archive.
 const BLOCK: usize = 512;
@@ -32,8 +32,7 @@ pub fn archive(
     trust: Trust,
     report: &mut dyn FnMut(&Path, &Error),
 ) -> Result<Copied> {
-    let name = from.rsplit(|b| *b == b'/').find(|c| !c.is_empty());
-    let name = name.filter(|n| *n != b"." && *n != b"..");
+    let name = last_name(from);
     let trimmed = match from.iter().rposition(|b| *b != b'/') {
         Some(last) => &from[..=last],
         None => b"",

@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::ls::escape;
-use super::{BATCH, DATA_AHEAD, MAX_DEPTH, buffer, output, twice};
+use super::{BATCH, DATA_AHEAD, MAX_DEPTH, buffer, last_name, output, twice};
 
 /// The counts of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -91,8 +91,7 @@ pub fn copy_out(
     report: &mut dyn FnMut(&Path, &Error),
 ) -> Result<Copied> {
     let inode = volume.resolve(from, false)?;
-    let name = from.rsplit(|b| *b == b'/').find(|c| !c.is_empty());
-    let name = name.filter(|n| *n != b"." && *n != b"..");
+    let name = last_name(from);
     let open_dir = |path: &Path| {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         rfs::openat(rfs::CWD, path, flags, Mode::empty())

@@ -17,9 +17,9 @@ use uvfs_buf::Target;
 use uvfs_cli::{Context, Error, Result, complain, warn};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::{Engine, EngineKind};
-use uvfs_xfs::blocks::{FileBlocks, WithLog};
+use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::tools::escape;
-use uvfs_xfs::{Blocks, ImageError, ImageOptions, Volume};
+use uvfs_xfs::{ImageError, ImageOptions, Volume};
 
 use crate::options;
 
@@ -57,14 +57,6 @@ pub fn open_device(path: &Path, direct: bool) -> Result<Arc<Device>> {
     // The error names the device.
     let device = Device::open(path, options).map_err(|error| Error::new(error.to_string()))?;
     Ok(Arc::new(device))
-}
-
-/// An image, with the device of its log if there is one.
-pub fn with_log(image: Arc<dyn Blocks>, log: Option<FileBlocks>) -> Arc<dyn Blocks> {
-    match log {
-        Some(log) => Arc::new(WithLog::new(image, Arc::new(log))),
-        None => image,
-    }
 }
 
 /// Opens the device of an image's log, if one is named.
