@@ -142,6 +142,17 @@ impl Cache {
         slot.is_some_and(|slot| slot.bytes >= version.size)
     }
 
+    /// The data file of a version that is all there, as far as that is known.
+    pub(crate) fn whole(&self, key: &str, version: &Version) -> Option<PathBuf> {
+        let path = files(&self.root, &id(key, version)).data;
+        self.is_whole(key, version).then_some(path)
+    }
+
+    /// Whether drafts leave half of the cache to others.
+    pub(crate) fn has_room_for_drafts(&self) -> bool {
+        self.drafted.load(Ordering::Relaxed) < self.limit / 2
+    }
+
     /// Opens or makes the files of a version.
     fn files_of(
         &self,

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -27,6 +27,7 @@ use crate::map;
 use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
 use crate::tree::Known;
+use crate::unseen::{self, Unseen};
 use crate::upload::{PART, Print, Upload};
 
 /// The words at the beginning of a record.
@@ -101,7 +102,7 @@ pub(crate) struct State {
     /// The hash of the contents that the last put sent. The store may have them although no answer came.
     pub(crate) print: Option<Print>,
     /// `NUMBER.kept` has the contents that a program closed, while another changes them.
-    kept: bool,
+    pub(crate) kept: bool,
     /// The store's object is to be removed: it has no name any more on this mount.
     pub(crate) gone: bool,
     /// No name leads to it any more.
@@ -114,6 +115,8 @@ pub(crate) struct State {
     /// The node that it is open as.
     pub(crate) node: Weak<Known>,
     pub(crate) parts: Parts,
+    /// The kernel may write the data file by itself.
+    pub(crate) unseen: Option<Unseen>,
 }
 
 /// The parts of a file that are uploaded while programs still write it. Only what they write from the beginning on, one byte
@@ -147,6 +150,11 @@ impl Parts {
 
     pub(crate) fn is_begun(&self) -> bool {
         self.sent > 0
+    }
+
+    /// Sends no more.
+    pub(crate) fn end(&mut self) {
+        self.over = true;
     }
 
     pub(crate) fn is_streamed(&self) -> bool {
@@ -187,6 +195,21 @@ impl State {
         }
     }
 
+    /// Counts a change.
+    pub(crate) fn change(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Whether a program has changed it.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.changes > 0
+    }
+
+    /// Whether the next change is the first one that no program has asked to be stored.
+    pub(crate) fn is_stored_or_wanted(&self) -> bool {
+        !self.is_dirty() || self.is_wanted()
+    }
+
     /// Whether the store has other contents.
     pub(crate) fn is_dirty(&self) -> bool {
         self.changes != self.stored && !self.removed
@@ -204,7 +227,7 @@ impl Draft {
     }
 
     /// The path of one of its files.
-    fn beside(&self, extension: &str) -> PathBuf {
+    pub(crate) fn beside(&self, extension: &str) -> PathBuf {
         let name = format!("{:016x}.{extension}", self.number);
         self.cache.root().join(name)
     }
@@ -227,6 +250,21 @@ impl Draft {
     /// Closes the data file, which nothing uses any more.
     pub(crate) fn close(&self) {
         *uvfs_sys::lock(&self.open) = None;
+    }
+
+    /// Closes the data file, and says whether no program can write it.
+    pub(crate) fn is_unwritten(&self) -> io::Result<bool> {
+        // It is not opened again meanwhile.
+        let mut open = uvfs_sys::lock(&self.open);
+        *open = None;
+        unseen::is_unwritten(&self.path())
+    }
+
+    /// Whether the kernel may write the data file by itself: it has all of a regular file, and no bits that a write takes away.
+    pub(crate) fn may_be_backed(&self) -> bool {
+        let state = self.state();
+        let has_set_id = state.posix.mode.is_some_and(|mode| mode & 0o6000 != 0);
+        state.posix.special.is_none() && !has_set_id && !state.parts.is_begun()
     }
 
     /// The size and the times of the data file.
@@ -264,10 +302,10 @@ impl Draft {
         let is_noted = state.changes != state.stored && !state.is_wanted();
         let is_closed = state.is_wanted() && state.is_dirty();
         if is_closed && !range.is_empty() && self.back {
-            self.keep()?;
+            self.keep(u64::MAX)?;
             state.kept = true;
         }
-        state.changes += 1;
+        state.change();
         // Attributes are what a program asked for at once.
         if is_closed && range.is_empty() {
             state.wanted += 1;
@@ -278,14 +316,27 @@ impl Draft {
         }
     }
 
+    /// Whether a file that was open when the server ended has what the cache has of the object.
+    fn is_as_cached(&self, state: &State) -> bool {
+        let Some(version) = &state.replaces else {
+            return false;
+        };
+        let whole = self.cache.whole(&state.key, version);
+        whole.is_some_and(|whole| is_equal(&whole, &self.path()).unwrap_or(false))
+    }
+
     /// Keeps what a program closed and the store does not have, before another program changes it: if that one is interrupted,
-    /// this is what the file is.
-    fn keep(&self) -> Result<()> {
+    /// this is what the file is. Copies at most so many bytes.
+    ///
+    /// # Errors
+    /// EFBIG if it has more, and the local disk has no clones.
+    pub(crate) fn keep(&self, most: u64) -> Result<()> {
         let (new, contents) = (self.beside("tmp"), self.contents()?);
         let copy = || {
             let to = File::create(&new)?;
             match rustix::fs::ioctl_ficlone(&to, &contents.file) {
                 Ok(()) => Ok(()),
+                Err(_) if contents.file.metadata()?.len() > most => Err(Errno::FBIG.into()),
                 Err(_) => std::fs::copy(self.path(), &new).map(drop),
             }
         };
@@ -373,6 +424,9 @@ impl Draft {
         if !state.is_wanted() && state.is_dirty() {
             state.wanted = state.changes;
             let kept = std::mem::take(&mut state.kept);
+            if let Some(unseen) = &mut state.unseen {
+                unseen.is_closed = true;
+            }
             self.note(&state)?;
             if kept {
                 cache::remove_or_warn(&self.beside("kept"));
@@ -434,7 +488,7 @@ impl Draft {
     }
 
     /// Brings the record up to date.
-    fn note(&self, state: &State) -> Result<()> {
+    pub(crate) fn note(&self, state: &State) -> Result<()> {
         if state.removed {
             return Ok(());
         }
@@ -581,7 +635,13 @@ impl Drafts {
                 false => remove(&kept)?,
             }
             let has_all = !state.is_file() || data.exists();
-            if !state.is_dirty() || !has_all {
+            // Programs of the earlier mount may still have it open, or mapped.
+            if has_all && state.is_file() && unseen::is_unwritten(&data).is_ok_and(|is| !is) {
+                state.unseen = Some(Unseen::of_before(state.is_wanted()));
+            }
+            let is_same = !state.is_wanted() && state.unseen.is_none() && !state.anew;
+            let is_same = is_same && draft.is_as_cached(&state);
+            if !state.is_dirty() || !has_all || is_same {
                 drop(state);
                 draft.discard();
                 return Ok(None);
@@ -711,6 +771,24 @@ impl Drafts {
     }
 }
 
+/// Whether two files have the same contents.
+fn is_equal(one: &Path, two: &Path) -> io::Result<bool> {
+    let (one, two) = (File::open(one)?, File::open(two)?);
+    if one.metadata()?.len() != two.metadata()?.len() {
+        return Ok(false);
+    }
+    let (mut one, mut two) = (BufReader::new(one), BufReader::new(two));
+    loop {
+        let (left, right) = (one.fill_buf()?, two.fill_buf()?);
+        let len = left.len().min(right.len());
+        if left[..len] != right[..len] || len == 0 {
+            return Ok(left.is_empty() && right.is_empty());
+        }
+        one.consume(len);
+        two.consume(len);
+    }
+}
+
 fn is_at(all: &BTreeMap<String, Arc<Draft>>, key: &str, draft: &Arc<Draft>) -> bool {
     all.get(key).is_some_and(|had| Arc::ptr_eq(had, draft))
 }
@@ -835,6 +913,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         ended: false,
         node: Weak::new(),
         parts: Parts::default(),
+        unseen: None,
     }
 }
 
@@ -860,9 +939,10 @@ pub(crate) fn directory(key: &str, posix: Posix) -> State {
 fn record(state: &State) -> Option<Vec<u8>> {
     let replaces = state.replaces.clone();
     let flag = |is, flag| if is { flag } else { 0 };
+    let is_wanted = state.unseen.map_or(state.is_wanted(), |it| it.is_closed);
     let flags = flag(replaces.is_some(), REPLACES)
-        | flag(!state.is_dirty(), CLEAN)
-        | flag(state.is_wanted(), WANTED)
+        | flag(!state.is_dirty() && state.unseen.is_none(), CLEAN)
+        | flag(is_wanted, WANTED)
         | flag(state.gone, GONE)
         | flag(state.kept, KEPT)
         | flag(state.print.is_some(), PRINT)

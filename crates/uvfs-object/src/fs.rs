@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +29,7 @@ use crate::posix::Posix;
 use crate::put::Writing;
 use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
+use crate::unseen::Host;
 use crate::window::Window;
 use crate::{Options, Writes};
 
@@ -45,7 +46,7 @@ const MOST_READ: u64 = 1 << 20;
 const MOST_AHEAD: usize = 128;
 /// Files from this size on get a backing file. For a smaller one that costs more at each open than the kernel's own
 /// pages, which it keeps.
-const LARGE_FILE: u64 = 1 << 20;
+pub(crate) const LARGE_FILE: u64 = 1 << 20;
 /// Bytes of an entry of READDIRPLUS before its name.
 const DIRENTPLUS: usize = 152;
 /// Entries of one answer to READDIRPLUS that the store is asked for, at most.
@@ -157,6 +158,12 @@ impl ObjectFs {
                 local_fsync: options.local_fsync,
                 turns: Semaphore::new(options.requests.max(1)),
                 soon: Mutex::default(),
+                host: match options.writes {
+                    Writes::Back => Host::of(&fetch.cache),
+                    _ => Host::default(),
+                },
+                mapped: Mutex::default(),
+                maps: Notify::new(),
                 begun: Notify::new(),
                 hurry: Notify::new(),
                 moving: RwLock::default(),
@@ -175,8 +182,7 @@ impl ObjectFs {
             ahead: Mutex::default(),
             open: Mutex::default(),
             session: OnceLock::new(),
-            // The kernel would write to a backing file without a word.
-            no_backing: AtomicBool::new(!options.backing_files || writes),
+            no_backing: AtomicBool::new(!options.backing_files),
             options,
             begun: timespec(SystemTime::now()),
         })
@@ -184,6 +190,14 @@ impl ObjectFs {
 
     fn ttl(&self) -> Duration {
         self.options.ttl.max(TTL)
+    }
+
+    /// How long the kernel may keep attributes. Stores through a mapping move the times of what the kernel writes by itself.
+    fn attr_ttl(&self, known: &Known) -> Duration {
+        match known.state().backing {
+            Some(_) if self.writing.is_some() => Duration::ZERO,
+            _ => self.ttl(),
+        }
     }
 
     pub(crate) fn known(&self, node: Node) -> Result<Arc<Known>> {
@@ -408,6 +422,7 @@ impl ObjectFs {
 
     pub(crate) fn entry(&self, known: &Known) -> Entry {
         let mut entry = Entry::new(self.attr(known), self.ttl());
+        entry.attr_ttl = self.attr_ttl(known);
         entry.node = known.node;
         entry
     }
@@ -454,16 +469,28 @@ impl ObjectFs {
         self.blocking(cx, drop).await
     }
 
-    /// Registers a backing file for a node that is open nowhere else.
-    fn register(&self, known: &Known, object: &Object) -> Option<i32> {
-        let session = self.session.get()?;
+    /// Whether the kernel takes backing files.
+    pub(crate) fn backs(&self) -> bool {
+        !self.no_backing.load(Ordering::Relaxed)
+    }
+
+    /// Registers the data file of a version for a node that is open nowhere else, if all of it is there.
+    fn back(&self, known: &Known, object: &Object) -> Option<i32> {
         if !object.back() {
             return None;
         }
-        match session.register_backing(known.node, object.data().as_fd()) {
+        let id = self.register(known.node, object.data().as_fd());
+        if id.is_none() {
+            object.not_backed();
+        }
+        id
+    }
+
+    /// Registers a backing file for a node that is open nowhere else.
+    pub(crate) fn register(&self, node: Node, file: BorrowedFd<'_>) -> Option<i32> {
+        match self.session.get()?.register_backing(node, file) {
             Ok(id) => Some(id),
             Err(error) => {
-                object.not_backed();
                 if Errno::from_io_error(&error) != Some(Errno::BUSY) {
                     tracing::debug!(%error, "a backing file is refused; going on without");
                     self.no_backing.store(true, Ordering::Relaxed);
@@ -475,10 +502,9 @@ impl ObjectFs {
 
     /// Opens a file that has just been made.
     fn open_new(&self, known: Arc<Known>, how: &OpenHow) -> Result<(Entry, Opened)> {
-        let entry = self.entry(&known);
         let opened = self.open_file(known.clone(), how.flags, how.origin);
-        let (fh, _) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
-        Ok((entry, Opened::new(fh).with_flags(OpenFlags::KEEP_CACHE)))
+        let (fh, by) = opened.inspect_err(|_| self.tree.forget(known.node, 1))?;
+        Ok((self.entry(&known), self.opened(fh, by, how.flags)))
     }
 
     /// Counts an open, and decides whether the kernel reads the file by itself. In one step: the kernel holds an inode
@@ -488,12 +514,18 @@ impl ObjectFs {
         if let Some(draft) = &state.draft {
             draft.contents()?;
         }
-        let by = self.use_by(known, &mut state, origin)?;
+        let by = self.use_by(known, &mut state, flags, origin)?;
         state.writers += u64::from(flags.intersects(OFlags::RWMODE));
         Ok(by)
     }
 
-    fn use_by(&self, known: &Known, state: &mut tree::State, origin: Origin) -> Result<By> {
+    fn use_by(
+        &self,
+        known: &Known,
+        state: &mut tree::State,
+        flags: OFlags,
+        origin: Origin,
+    ) -> Result<By> {
         if origin != Origin::Kernel {
             if state.draft.is_none() {
                 self.object(known, state)?;
@@ -506,13 +538,16 @@ impl ObjectFs {
             return Ok(By::Backed(*id));
         }
         let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
-        let may_back = state.plain == 0 && !self.no_backing.load(Ordering::Relaxed);
-        if version.size >= LARGE_FILE && may_back {
-            let object = self.object(known, state)?;
-            if let Some(id) = self.register(known, &object) {
-                state.backing = Some((id, 1));
-                return Ok(By::Backed(id));
-            }
+        let is_large = version.size >= LARGE_FILE;
+        let id = match state.plain == 0 && self.backs() {
+            // Programs may write it later.
+            true if self.writing.is_some() => self.back_draft(known, state, flags),
+            true if is_large => self.back(known, &*self.object(known, state)?),
+            _ => None,
+        };
+        if let Some(id) = id {
+            state.backing = Some((id, 1));
+            return Ok(By::Backed(id));
         }
         state.plain += 1;
         Ok(By::Kernel)
@@ -548,10 +583,8 @@ impl ObjectFs {
 
     /// A file was closed.
     fn end_use(&self, known: &Known, flags: OFlags, by: By) {
-        if flags.intersects(OFlags::RWMODE) {
-            self.end_write(known);
-        }
         let mut state = known.state();
+        state.writers -= u64::from(flags.intersects(OFlags::RWMODE));
         match by {
             By::Client => state.clients -= 1,
             By::Kernel => state.plain -= 1,
@@ -563,7 +596,9 @@ impl ObjectFs {
                     if let Some(session) = self.session.get() {
                         session.unregister_backing(known.node, id);
                     }
-                    if let Some(object) = &state.object {
+                    if let Some(object) = &state.object
+                        && self.writing.is_none()
+                    {
                         object.not_backed();
                     }
                 }
@@ -572,7 +607,8 @@ impl ObjectFs {
         if !state.is_open() {
             state.object = None;
         }
-        state.rest();
+        drop(state);
+        self.rest(known);
     }
 
     /// Opens what another program has made meanwhile.
@@ -693,6 +729,7 @@ impl FileSystem for ObjectFs {
             config.wanted -= InitFlags::ATOMIC_O_TRUNC;
             // Clients change sizes, which the kernel then has to ask for before it reads.
             config.wanted |= InitFlags::AUTO_INVAL_DATA;
+            writing.watch_mapped();
             if writing.back {
                 writing.bring_in_time();
                 writing.commit_each_second();
@@ -782,7 +819,7 @@ impl FileSystem for ObjectFs {
         if !known.state().is_open() {
             self.is_current(cx, &known, self.ttl()).await?;
         }
-        Ok(Attributes::new(self.attr(&known), self.ttl()))
+        Ok(Attributes::new(self.attr(&known), self.attr_ttl(&known)))
     }
 
     async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
@@ -822,16 +859,10 @@ impl FileSystem for ObjectFs {
         }
         self.is_current(cx, &known, self.options.ttl).await?;
         self.fetch_ahead(&known);
-        let (fh, by) = self.open_file(known, how.flags, how.origin)?;
-        let mut opened = Opened::new(fh);
-        match by {
-            // The kernel takes no flag for its pages beside it.
-            By::Backed(id) => {
-                opened.backing = id;
-                opened.flags = OpenFlags::PASSTHROUGH;
-            }
-            By::Kernel | By::Client => opened.flags = OpenFlags::KEEP_CACHE,
-        }
+        let _begun = self.prepare(cx, &known, how).await;
+        let (fh, by) = self.open_file(known.clone(), how.flags, how.origin)?;
+        let mut opened = self.opened(fh, by, how.flags);
+        opened.changed = self.writing.is_some() && matches!(by, By::Backed(_));
         if !how.writes() {
             opened.flags |= OpenFlags::NOFLUSH;
         }
@@ -943,7 +974,8 @@ impl FileSystem for ObjectFs {
 
     async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         self.set(cx, node, set).await?;
-        Ok(Attributes::new(self.attr(&*self.known(node)?), self.ttl()))
+        let known = self.known(node)?;
+        Ok(Attributes::new(self.attr(&known), self.attr_ttl(&known)))
     }
 
     async fn create(

@@ -145,6 +145,12 @@ impl Object {
         &self.data
     }
 
+    /// Whether all pieces are there.
+    pub(crate) fn is_complete(&self) -> bool {
+        let state = self.state();
+        state.good == state.pieces.len()
+    }
+
     /// Lets the kernel read the data file by itself for one node, if all pieces are there. They stay until
     /// [`Object::not_backed`].
     pub(crate) fn back(&self) -> bool {

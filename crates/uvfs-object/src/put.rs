@@ -20,6 +20,7 @@ use crate::object::Fetch;
 use crate::posix::Posix;
 use crate::store::{NAME_MAX, is_directory};
 use crate::tree::{self, Tree};
+use crate::unseen::Host;
 use crate::upload::{PART, PARTS, Removal, Stored, Tell, Upload, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
@@ -52,6 +53,11 @@ pub(crate) struct Writing {
     pub(crate) begun: Notify,
     /// Their time has come: a writer waits for room.
     pub(crate) hurry: Notify,
+    /// What the kernel can do by itself.
+    pub(crate) host: Host,
+    /// Drafts of files that are closed, and that a program may still have mapped; and that there is one.
+    pub(crate) mapped: Mutex<Vec<Arc<Draft>>>,
+    pub(crate) maps: Notify,
     /// Taken alone while a directory moves: its files' keys don't change under what puts, makes or removes them. Taken before
     /// [`Draft::order`].
     pub(crate) moving: RwLock<()>,
@@ -82,6 +88,8 @@ impl Writing {
         // No program opens the file meanwhile.
         let known = node.as_ref().map(|node| node.state());
         let is_written = known.is_some_and(|known| known.writers > 0);
+        let is_written = is_written || draft.state().unseen.is_some();
+        draft.look(false)?;
         match is_written {
             true => Ok(draft.state().is_wanted()),
             false => draft.want().map(|_| true),
@@ -106,6 +114,7 @@ impl Writing {
     async fn put_open(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
         let store = &self.fetch.store;
         for _ in 0..TRIES {
+            draft.look(false)?;
             let key = match draft.state() {
                 state if state.is_dirty() => state.key.clone(),
                 _ => return Ok(()),
@@ -153,6 +162,7 @@ impl Writing {
                 false => None,
             };
             let contents = draft.contents()?;
+            draft.is_read();
             let put = store.put(key, &contents.file, replaces, words, upload, tell);
             match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
@@ -604,6 +614,7 @@ impl Writing {
             let is_used = |known: &MutexGuard<'_, tree::State>| {
                 known.writers > 0 || state.removed && known.is_open()
             };
+            let is_unseen = state.unseen.is_some();
             if state.ended {
                 return true;
             }
@@ -611,7 +622,7 @@ impl Writing {
             if state.is_dirty() && state.is_wanted() {
                 return false;
             }
-            if known.as_ref().is_some_and(is_used) {
+            if is_unseen || known.as_ref().is_some_and(is_used) {
                 return true;
             }
             if state.is_dirty() {
@@ -623,7 +634,9 @@ impl Writing {
                 known.draft = None;
                 known.object = None;
                 known.posix = state.posix;
-                known.written = draft.metadata().ok().map(|file| times(&file));
+                if state.has_changed() {
+                    known.written = draft.metadata().ok().map(|file| times(&file));
+                }
                 if !state.removed {
                     known.version.clone_from(&state.replaces);
                     known.asked = Some(Instant::now());
@@ -661,12 +674,13 @@ impl Writing {
                     tracing::error!("{error}: {beside:?}");
                 }
             }
-            self.settle(&draft);
+            self.let_go(&draft);
         }
     }
 
     /// Waits until the store has all drafts, for as long as it takes one within `patience`. Says how many it does not have.
-    pub(crate) async fn put_all(&self, patience: Duration) -> usize {
+    pub(crate) async fn put_all(self: &Arc<Self>, patience: Duration) -> usize {
+        self.look_a_last_time().await;
         loop {
             let drafts = self.drafts.below("");
             let before = drafts.len();

@@ -194,6 +194,7 @@ impl ObjectFs {
             return Ok(());
         };
         let writing = self.writing()?.clone();
+        draft.look(fsync)?;
         let is_streamed = draft.state().parts.is_streamed();
         // A child process closes what it inherited, before it does anything else. This close would end the upload.
         let writer = draft.writer.load(Ordering::Relaxed);
@@ -222,14 +223,19 @@ impl ObjectFs {
 
     /// A program ended writing a file.
     pub(crate) fn end_write(&self, known: &Known) {
+        known.state().writers -= 1;
+        self.rest(known);
+    }
+
+    /// A program has closed a file, or ended writing it.
+    pub(crate) fn rest(&self, known: &Known) {
         let draft = {
-            let mut state = known.state();
-            state.writers -= 1;
+            let state = known.state();
             state.rest();
             state.draft.clone().filter(|_| state.writers == 0)
         };
         if let (Some(draft), Ok(writing)) = (draft, self.writing()) {
-            writing.settle(&draft);
+            writing.let_go(&draft);
         }
     }
 

@@ -72,6 +72,26 @@ pub fn ofd_lock(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io:
     }
 }
 
+/// Whether no process has a file open for writing, nor mapped so that it can store to it, by this descriptor or any other. A
+/// read lease, which is given back at once, tells: the kernel grants it only then (fcntl(2), `F_SETLEASE`). The process must not
+/// open the file for writing meanwhile, because the kernel would send it SIGIO.
+///
+/// # Errors
+/// EINVAL for a descriptor that is open for writing and for file systems without leases, EACCES for a file of another user.
+pub fn is_unwritten(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    for kind in [libc::F_RDLCK, libc::F_UNLCK] {
+        // SAFETY: the command takes a number.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) } == -1 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(false),
+                _ => Err(error),
+            };
+        }
+    }
+    Ok(true)
+}
+
 /// A lock of a whole file, of kind `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
 pub fn whole_file(kind: i32) -> libc::flock {
     libc::flock {

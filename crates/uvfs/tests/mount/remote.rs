@@ -2,6 +2,7 @@
 
 pub(crate) mod clients;
 mod killed;
+mod unseen;
 mod writes;
 pub(crate) mod written;
 

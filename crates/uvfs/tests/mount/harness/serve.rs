@@ -160,7 +160,7 @@ impl Mount {
         self.end().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn end(&mut self) -> Result<Outcome, String> {
+    pub fn end(&mut self) -> Result<Outcome, String> {
         self.gone = true;
         // In a process of its own, as a server that hangs may hold up unmounting.
         let start = || Running::start(Command::new("umount").arg(&self.at));
