@@ -148,9 +148,9 @@ impl Cache {
         self.is_whole(key, version).then_some(path)
     }
 
-    /// Whether drafts leave half of the cache to others.
-    pub(crate) fn has_room_for_drafts(&self) -> bool {
-        self.drafted.load(Ordering::Relaxed) < self.limit / 2
+    /// How many bytes drafts may grow by and still leave half of the cache to others.
+    pub(crate) fn room_for_drafts(&self) -> u64 {
+        (self.limit / 2).saturating_sub(self.drafted.load(Ordering::Relaxed))
     }
 
     /// Opens or makes the files of a version.

@@ -535,7 +535,9 @@ impl ObjectFs {
         }
         if let Some((id, opens)) = &mut state.backing {
             *opens += 1;
-            return Ok(By::Backed(*id));
+            let by = By::Backed(*id);
+            self.back_again(state, flags);
+            return Ok(by);
         }
         let version = state.version.as_ref().ok_or(Errno::ISDIR)?;
         let is_large = version.size >= LARGE_FILE;

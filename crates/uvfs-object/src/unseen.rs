@@ -39,8 +39,9 @@ const CHANGES: u64 = 20;
 const LAST_LOOKS: usize = 8;
 /// Contents that are waiting for the store are copied up to this size where the local disk has no clones.
 const MOST_COPIED: u64 = 1 << 20;
-/// With less than this free on the local disk, no further file is written by the kernel: nothing could make room for it.
-const LEAST_ROOM: u64 = 64 << 20;
+/// No further file is written by the kernel unless the disk, and what the cache leaves to drafts, have this much room: the server
+/// can't stop such writes. Other files go through a cache that is smaller than they are.
+const LEAST_ROOM: u64 = 1 << 30;
 
 /// What a data file looked like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +103,10 @@ impl Unseen {
 }
 
 impl Draft {
-    /// Lets the kernel write the data file by itself, from the answer to an OPEN on.
+    /// Lets the kernel write the data file by itself, from the answer to an OPEN on, for a further program if it does already.
     pub(crate) fn begin_unseen(&self, host: Host) -> Result<()> {
+        // The RELEASE of a program that closed it before may be still to come.
+        self.look(false)?;
         let file = self.metadata()?;
         let mut state = self.state();
         state.parts.end();
@@ -234,10 +237,10 @@ impl Host {
     }
 }
 
-/// Whether the kernel may write a further file by itself. The server can neither stop it nor make room for it.
+/// Whether the kernel may write a further file by itself.
 pub(crate) fn has_room(cache: &Cache) -> bool {
     let free = statvfs(cache.root()).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
-    cache.has_room_for_drafts() && free.is_ok_and(|free| free >= LEAST_ROOM)
+    cache.room_for_drafts() >= LEAST_ROOM && free.is_ok_and(|free| free >= LEAST_ROOM)
 }
 
 /// Whether an open is of the kind that the kernel writes by itself. A program may switch the other flags on and off, and the
@@ -305,6 +308,16 @@ impl ObjectFs {
             return None;
         }
         self.register(known.node, contents.file.as_fd())
+    }
+
+    /// Notes a further open of a file that the kernel writes by itself.
+    pub(crate) fn back_again(&self, state: &tree::State, flags: OFlags) {
+        if let (Some(writing), Some(draft)) = (&self.writing, &state.draft)
+            && flags.intersects(OFlags::RWMODE)
+            && let Err(error) = draft.begin_unseen(writing.host)
+        {
+            tracing::debug!(%error, "what was closed is not kept apart");
+        }
     }
 
     /// How an open that was answered so reads and writes.

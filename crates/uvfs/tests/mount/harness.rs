@@ -376,9 +376,15 @@ impl Scratch {
 
     /// Likewise of ext4 or, somewhat larger, of XFS.
     pub fn image(&self, name: &str, kind: &str) -> PathBuf {
-        let (size, mkfs, options) = match kind {
-            "ext4" => (256, &["-F", "-b", "4096"][..], "loop,acl,user_xattr"),
-            _ => (320, &[][..], "loop"),
+        self.image_of(name, kind, if kind == "ext4" { 256 } else { 320 })
+    }
+
+    /// The same of so many MiB, most of which have to stay unused.
+    #[track_caller]
+    pub fn image_of(&self, name: &str, kind: &str, size: u64) -> PathBuf {
+        let (mkfs, options) = match kind {
+            "ext4" => (&["-F", "-b", "4096"][..], "loop,acl,user_xattr"),
+            _ => (&[][..], "loop"),
         };
         let image = self.tmpfs(&format!("{name}.image"), "400m").join("image");
         File::create(&image)

@@ -3,6 +3,9 @@
 use super::clients::Program;
 use super::*;
 
+/// The cache is large enough for the kernel to write files.
+const KERNEL: [&str; 2] = ["write=back", "cache_size=4G"];
+
 /// What a program needs for the tests: a path, and `meanwhile`, which waits for the test.
 const MAPS: &str = "
 import mmap
@@ -81,7 +84,7 @@ fn writes_cost_no_request() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -121,7 +124,7 @@ fn a_mapping_outlives_the_open_file() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -160,7 +163,7 @@ fn an_inherited_descriptor_is_closed() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -193,7 +196,7 @@ fn programs_go_on_when_the_server_is_killed() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -230,7 +233,7 @@ fn a_closed_file_is_written_again_when_the_server_is_killed() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -258,7 +261,7 @@ fn names_change_while_the_kernel_writes() {
     if !can() {
         return;
     }
-    let store = InMemory::new(&["write=back"], |_| {});
+    let store = InMemory::new(&KERNEL, |_| {});
     let program = start(
         &store,
         r#"
@@ -304,9 +307,9 @@ fn a_file_of_the_store_is_changed() {
         return;
     }
     let disk = Scratch::new();
-    let cache = format!("cache_dir={}", disk.image("disk", "xfs").display());
+    let cache = format!("cache_dir={}", disk.image_of("disk", "xfs", 4096).display());
     let content: Vec<u8> = (0..4 << 20).map(|n: u32| (n >> 8) as u8).collect();
-    let store = InMemory::new(&["write=back", &cache], |fake| {
+    let store = InMemory::new(&[KERNEL[0], KERNEL[1], &cache], |fake| {
         fake.put("file", &content);
     });
     assert_eq!(fs::read(store.at("file")).unwrap(), content);

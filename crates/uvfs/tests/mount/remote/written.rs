@@ -21,8 +21,8 @@ use crate::own_process;
 use crate::preload::{DATABASES, EVERYDAY, How, agree_on, fsx_on, same_on, served_any, under};
 use crate::stores::At;
 
-/// How stores are written.
-const WAYS: [&str; 2] = ["write=close", "write=back,nofsync"];
+/// How stores are written. A file with a backing file is left to the kernel by clients.
+const WAYS: [&str; 2] = ["write=close", "write=back,nofsync,passthrough=off"];
 
 /// A directory of the host as a store that is written, and its mount.
 struct Directory {
