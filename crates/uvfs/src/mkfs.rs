@@ -398,6 +398,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let made = made.map_err(|e| match &e {
         MkfsError::Options(_) => Error::usage(e.to_string()),
         MkfsError::Exists { .. } => Error::new(format!("{e} (--force overwrites it)")),
+        MkfsError::Output(_) => Error::new(format!("standard output: {e}")),
         _ => Error::new(e.to_string()),
     })?;
     if args.json {

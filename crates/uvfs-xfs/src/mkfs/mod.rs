@@ -254,6 +254,9 @@ pub enum MkfsError {
         /// The error.
         error: String,
     },
+    /// [`mkfs_to`] could not write to what its caller gave, whose name only the caller knows.
+    #[error("writing the image: {0}")]
+    Output(io::Error),
     /// The source could not be read.
     #[error("{}: {what}: {error}", path.display())]
     Source {
@@ -358,12 +361,7 @@ pub fn mkfs_to(
             if n == 0 {
                 break;
             }
-            let written = out.write_all(&buf[..n]);
-            written.map_err(|error| MkfsError::Image {
-                image: "standard output".into(),
-                what: "writing the image",
-                error,
-            })?;
+            out.write_all(&buf[..n]).map_err(MkfsError::Output)?;
         }
     }
     Ok(made)

@@ -532,6 +532,18 @@ fn a_whole_image_has_no_holes() {
     assert!(all.iter().all(|bytes| *bytes == all[0]));
 }
 
+/// What an image is written to has no name of the library's.
+#[test]
+fn an_image_is_written_to_what_fails() {
+    let mut full = [0; 5000];
+    let mut full = &mut full[..];
+    let options = sized(17 << 20);
+    let made =
+        uvfs_xfs::mkfs::mkfs_to(&mut full, &options, From::Nothing, &MkfsProgress::default());
+    let said = made.unwrap_err().to_string();
+    assert!(said.starts_with("writing the image: "), "{said}");
+}
+
 /// Prototypes and contexts of any kind are read or refused.
 #[test]
 fn files_of_any_kind_are_read_or_refused() {
