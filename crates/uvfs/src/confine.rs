@@ -109,7 +109,7 @@ pub fn reader(engine: EngineKind) {
 /// For a command that looks at all of an image that it has opened, or repairs it. Its findings may not fit into memory.
 pub fn checker() {
     let files = Files {
-        scratch: Some(std::env::temp_dir()),
+        scratch: vec![std::env::temp_dir()],
         ..Files::default()
     };
     // A superuser's directory for temporary files may be another user's.
@@ -117,15 +117,22 @@ pub fn checker() {
     confine(kept, &files, &[BASE, RINGS, MAKING]);
 }
 
-/// For a command that makes an image, and a temporary file in `scratch`, from what it has opened or what is in a
-/// directory.
-pub fn maker(image: &Path, scratch: &Path, from: Option<&PathBuf>) {
-    let files = Files {
+/// For a command that makes an image, perhaps with a log of its own, and a temporary file in `scratch`, from what it has
+/// opened or what is in a directory.
+pub fn maker(image: &Path, log: Option<&Path>, scratch: &Path, from: Option<&PathBuf>) {
+    let mut files = Files {
         read: from.cloned(),
-        image: image.exists().then(|| image.to_owned()),
-        scratch: Some(scratch.to_owned()),
+        scratch: vec![scratch.to_owned()],
         ..Files::default()
     };
+    files
+        .images
+        .extend(image.exists().then(|| image.to_owned()));
+    match log {
+        Some(log) if log.exists() => files.images.push(log.to_owned()),
+        Some(log) => files.scratch.push(uvfs_sys::directory_of(log).to_owned()),
+        None => {}
+    }
     // Without them a superuser could open less than its own files.
     let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
     confine(kept, &files, &[BASE, RINGS, MAKING]);
@@ -154,10 +161,10 @@ struct Files {
     fuse: bool,
     /// Sockets that it makes in this directory.
     sockets: Option<PathBuf>,
-    /// An image, or a device.
-    image: Option<PathBuf>,
-    /// Regular files, in this directory.
-    scratch: Option<PathBuf>,
+    /// Images, or devices.
+    images: Vec<PathBuf>,
+    /// Regular files, in these directories.
+    scratch: Vec<PathBuf>,
     /// Everything in this directory, to be read.
     read: Option<PathBuf>,
     /// Everything, in this directory.
@@ -195,7 +202,7 @@ fn confine_files(files: &Files) -> Result<RulesetStatus, Box<dyn std::error::Err
         .add_rules(path_beneath_rules(fuse, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(&files.sockets, sockets))?
         .add_rules(path_beneath_rules(&files.read, read))?
-        .add_rules(path_beneath_rules(&files.image, AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(&files.images, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(&files.scratch, regular))?
         .add_rules(path_beneath_rules(
             &files.copies,

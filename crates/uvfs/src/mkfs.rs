@@ -75,6 +75,7 @@ const JSON_HELP: &str = "\
 JSON: one object with
   image, uuid, label, size, block_size, sector_size, inode_size
   agcount, agblocks, log_blocks
+  log_device  null if the log is in the image
   inodes      in use
   blocks, free_blocks (null of a dry run)
   dry_run     whether nothing was written
@@ -173,7 +174,7 @@ pub struct Args {
     /// Inodes: size=BYTES, perblock=N, maxpct=PERCENT
     #[arg(short = 'i', value_name = "OPTIONS")]
     inode: Vec<String>,
-    /// Log: size=BYTES
+    /// Log: size=BYTES, logdev=FILE (another file or device for it)
     #[arg(short = 'l', value_name = "OPTIONS")]
     log: Vec<String>,
     /// Metadata: uuid=UUID
@@ -330,12 +331,12 @@ fn prototype(words: &[String]) -> Result<From> {
 }
 
 /// What the image is to be filled from.
-fn source(args: &Args) -> Result<From> {
+fn source(args: &Args, log_device: Option<&Path>) -> Result<From> {
     let beside = match args.to_output() {
         true => std::env::temp_dir(),
         false => scratch(&args.image),
     };
-    let confined = |layout| confine::maker(&args.image, &beside, layout);
+    let confined = |layout| confine::maker(&args.image, log_device, &beside, layout);
     match &args.from[..] {
         [] if !args.prototype.is_empty() => return prototype(&args.prototype),
         [] => return Ok(From::Nothing),
@@ -378,7 +379,8 @@ fn source(args: &Args) -> Result<From> {
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let options = mkfs_options(&args)?;
-    let from = source(&args)?;
+    let log_device = options.log_device.as_deref();
+    let from = source(&args, log_device)?;
     let progress = MkfsProgress::default();
     let far = || {
         let (inodes, bytes) = progress.get();
@@ -402,9 +404,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         _ => Error::new(e.to_string()),
     })?;
     if args.json {
-        uvfs_cli::json(&as_json(&args, &made, start))?;
+        uvfs_cli::json(&as_json(&args, log_device, &made, start))?;
     } else if args.dry_run && !args.quiet {
-        let lines = geometry(&args.image, &made);
+        let lines = geometry(&args.image, log_device, &made);
         uvfs_cli::print(|out| out.write_all(lines.as_bytes()))?;
     } else if !args.quiet && !args.to_output() {
         let sb = &made.superblock;
@@ -438,7 +440,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(CHANGED))
 }
 
-fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
+fn as_json(
+    args: &Args,
+    log_device: Option<&Path>,
+    made: &Made,
+    start: Instant,
+) -> serde_json::Value {
     let sb = &made.superblock;
     json!({
         "image": args.image.display().to_string(),
@@ -451,6 +458,7 @@ fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
         "agcount": sb.agcount.get(),
         "agblocks": sb.agblocks.get(),
         "log_blocks": sb.logblocks.get(),
+        "log_device": log_device.map(|path| path.display().to_string()),
         "blocks": sb.dblocks.get(),
         "free_blocks": (!args.dry_run).then(|| sb.fdblocks.get()),
         "inodes": made.inodes,
@@ -468,12 +476,13 @@ fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
 }
 
 /// The sizes as mkfs.xfs tells them.
-fn geometry(image: &Path, made: &Made) -> String {
+fn geometry(image: &Path, log_device: Option<&Path>, made: &Made) -> String {
     let sb = &made.superblock;
     let block = sb.blocksize.get();
     let directory = block << sb.dirblklog;
     // Log stripes of one byte stand for none.
     let stripe = sb.logsunit.get() / block;
+    let log = log_device.map_or("internal log".into(), |path| path.display().to_string());
     format!(
         "meta-data={:<22} isize={:<6} agcount={}, agsize={} blks
          ={none:<22} sectsz={:<5} attr=2, projid32bit=1
@@ -482,7 +491,7 @@ fn geometry(image: &Path, made: &Made) -> String {
 data     ={none:<22} bsize={:<6} blocks={}, imaxpct={}
          ={none:<22} sunit=0      swidth=0 blks
 naming   =version 2              bsize={:<6} ascii-ci=0, ftype=1
-log      =internal log           bsize={:<6} blocks={}, version=2
+log      ={log:<22} bsize={:<6} blocks={}, version=2
          ={none:<22} sectsz={:<5} sunit={} blks, lazy-count=1
 realtime =none                   extsz={:<6} blocks=0, rtextents=0
 ",

@@ -159,7 +159,10 @@ pub(crate) fn size(o: &MkfsOptions, sum: &Sum) -> Result<u64, MkfsError> {
             }
             other => other?,
         };
-        let log = u64::from(l.g.logblocks) * block;
+        let log = match l.log() {
+            Some(_) => u64::from(l.g.logblocks) * block,
+            None => 0,
+        };
         let groups = u64::from(l.g.agcount);
         // The unused part of regions that are not full (inodes, metadata, data of small files), and the B-trees.
         let unused = match o.smallest {

@@ -35,8 +35,8 @@ pub(crate) struct FixedBlocks {
     pub g: Geometry,
     /// Blocks in each allocation group's free list.
     pub free_list: u32,
-    /// The allocation group with the log.
-    pub log_ag: u32,
+    /// The allocation group with the log; `None` if that is on another device.
+    pub log_ag: Option<u32>,
 }
 
 /// Checks the sizes of blocks, sectors and inodes, and the label.
@@ -122,7 +122,7 @@ impl FixedBlocks {
 
     /// The first block of the free list.
     pub fn free_list_start(&self, agno: u32) -> u32 {
-        match agno == self.log_ag {
+        match Some(agno) == self.log_ag {
             true => self.after_roots() + self.g.logblocks,
             false => self.after_roots(),
         }
@@ -173,16 +173,20 @@ impl FixedBlocks {
         let after_roots = (4 * sector).div_ceil(block) + ROOTS.len() as u32;
         let free_list = 2 * alloc_levels(agblocks, block).min(2);
         let log_ag = match bytes < 2 * MIN_AG_BYTES {
-            true => 0,
-            false => agcount / 2,
+            _ if o.log_device.is_some() => None,
+            true => Some(0),
+            false => Some(agcount / 2),
         };
         // Leave the log's group some room of its own.
         let last = dblocks - u64::from(agcount - 1) * u64::from(agblocks);
-        let ag = match log_ag == agcount - 1 {
+        let ag = match log_ag == Some(agcount - 1) {
             true => last as u32,
             false => agblocks,
         };
-        let most = ag.saturating_sub(after_roots + free_list + 64 + ag / 16);
+        let most = match log_ag {
+            Some(_) => ag.saturating_sub(after_roots + free_list + 64 + ag / 16),
+            None => u32::MAX,
+        };
         let log = log_blocks(o, dblocks, blocklog, most)?;
         let cluster = 8192 * (inode / 256);
         let sectors = sector > 512;
@@ -191,8 +195,8 @@ impl FixedBlocks {
         sb.blocksize.set(block);
         sb.dblocks.set(dblocks);
         sb.uuid = uuid;
-        let logstart = u64::from(log_ag) << agblklog | u64::from(after_roots);
-        sb.logstart.set(logstart);
+        let start = |ag| u64::from(ag) << agblklog | u64::from(after_roots);
+        sb.logstart.set(log_ag.map_or(0, start));
         // Realtime extents are of 4 KiB at least.
         sb.rextsize.set((4096 >> blocklog).max(1));
         sb.agblocks.set(agblocks);
@@ -221,7 +225,7 @@ impl FixedBlocks {
         sb.spino_align.set(cluster >> blocklog);
         // The root directory has the first inode that there can be.
         let mut first = after_roots + free_list;
-        if log_ag == 0 {
+        if log_ag == Some(0) {
             first += log;
         }
         let root = u64::from(first.next_multiple_of(align.max(1))) << inopblog;
@@ -237,12 +241,10 @@ impl FixedBlocks {
         })
     }
 
-    /// Where the log begins.
-    pub fn log(&self) -> AgBlock {
-        AgBlock {
-            agno: self.log_ag,
-            agbno: self.after_roots(),
-        }
+    /// Where the log begins, if it is not on another device.
+    pub fn log(&self) -> Option<AgBlock> {
+        let agbno = self.after_roots();
+        self.log_ag.map(|agno| AgBlock { agno, agbno })
     }
 }
 

@@ -7,7 +7,7 @@ use uvfs_io::device::Geometry as Sizes;
 
 const BLOCK: usize = 512;
 /// The cycle that a new log begins with.
-const CYCLE: u32 = 1;
+pub(crate) const CYCLE: u32 = 1;
 /// The transaction of the unmount record, by convention.
 const TRANSACTION: u32 = 0xb0c0_d0d0;
 /// The unmount record's magic number, "Un" in the byte order of the machine (little-endian here).

@@ -56,6 +56,7 @@ use pool::{Output, WorkPool};
 use source::{HostDir, Meta, Root, Time};
 use space::{Full, SpaceMap};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,8 +93,10 @@ pub struct MkfsOptions {
     pub agcount: Option<u64>,
     /// Size of an allocation group.
     pub agsize: Option<u64>,
-    /// Size of the log.
+    /// Size of the log. `None`: what fits the file system; on another device all of that.
     pub log_size: Option<u64>,
+    /// Another file or device for the log.
+    pub log_device: Option<PathBuf>,
     /// Label: at most 12 bytes.
     pub label: Vec<u8>,
     /// UUID; `None`: a random one, or with `reproducible` one that follows from the input.
@@ -129,6 +132,7 @@ impl Default for MkfsOptions {
             agcount: None,
             agsize: None,
             log_size: None,
+            log_device: None,
             label: Vec::new(),
             uuid: None,
             force: false,
@@ -137,6 +141,17 @@ impl Default for MkfsOptions {
             buffered: false,
             engine: None,
             threads: 0,
+        }
+    }
+}
+
+impl MkfsOptions {
+    /// Those of the device of the log.
+    fn of_log(&self) -> MkfsOptions {
+        MkfsOptions {
+            size: self.log_size,
+            smallest: false,
+            ..self.clone()
         }
     }
 }
@@ -327,10 +342,26 @@ pub fn mkfs(
     progress: &MkfsProgress,
 ) -> Result<Made, MkfsError> {
     let place = target::Destination::prepare(image, options)?;
-    let made = make(&place, options, from, progress);
-    match made {
-        Ok(_) => place.await_release(),
-        Err(_) => place.give_up(),
+    let log = options.log_device.as_ref();
+    let log = log.map(|path| {
+        if std::fs::metadata(path).is_ok_and(|m| (m.dev(), m.ino()) == place.id) {
+            let why = format!("{}: the log needs another file or device", path.display());
+            return Err(MkfsError::Options(why));
+        }
+        target::Destination::prepare(path, &options.of_log())
+    });
+    let (log, made) = match log.transpose() {
+        Ok(log) => {
+            let made = make(&place, log.as_ref(), options, from, progress);
+            (log, made)
+        }
+        Err(e) => (None, Err(e)),
+    };
+    for place in [Some(place), log].into_iter().flatten() {
+        match made {
+            Ok(_) => place.await_release(),
+            Err(_) => place.give_up(),
+        }
     }
     made
 }
@@ -369,6 +400,7 @@ pub fn mkfs_to(
 
 fn make(
     place: &target::Destination,
+    log: Option<&target::Destination>,
     options: &MkfsOptions,
     from: From,
     progress: &MkfsProgress,
@@ -380,8 +412,17 @@ fn make(
         n => n,
     };
     let mut options = options.clone();
-    if place.sector > 512 {
-        options.sector_size = options.sector_size.max(place.sector);
+    let sector = place.sector.max(log.map_or(512, |log| log.sector));
+    if sector > 512 {
+        options.sector_size = options.sector_size.max(sector);
+    }
+    if let Some(log) = log {
+        let size = log.size(&options.of_log());
+        let missing = || {
+            let log = log.image.display();
+            MkfsError::Options(format!("{log}: the size of a new log has to be given"))
+        };
+        options.log_size = Some(size.ok_or_else(missing)?);
     }
     let known = place.size(&options);
     let epoch = options.epoch.filter(|_| options.reproducible);
@@ -412,6 +453,7 @@ fn make(
             agcount: None,
             agsize: None,
             log_size: None,
+            log_device: None,
             ..options.clone()
         };
         let l = FixedBlocks::new(&any, 1 << 40, [0; 16])?;
@@ -460,6 +502,10 @@ fn make(
         });
     }
     let (output, direct) = place.open(&options, bytes, &l)?;
+    if let Some(log) = log {
+        let bytes = u64::from(l.g.logblocks) << l.g.blocklog;
+        log.become_log(&options, bytes, &log::of_cycle(&l.g, log::CYCLE, 1))?;
+    }
 
     let config = uvfs_buf::Config {
         limit: meta::CACHE_BYTES,
@@ -568,9 +614,11 @@ fn write<'a>(
         let daddr = g.daddr(AgBlock { agno, agbno: 0 });
         meta.put(daddr, &head(&sb, sectors), verifier::AG_HEADERS)?;
     }
-    let sizes = uvfs_io::device::Device::geometry(&output.device);
-    let log = log::start(l, &sizes);
-    meta.put(g.daddr(l.log()), &log, &uvfs_buf::Anything)?;
+    if let Some(at) = l.log() {
+        let sizes = uvfs_io::device::Device::geometry(&output.device);
+        let log = log::start(l, &sizes);
+        meta.put(g.daddr(at), &log, &uvfs_buf::Anything)?;
+    }
     meta.finish()?;
 
     sb.inprogress = 0;

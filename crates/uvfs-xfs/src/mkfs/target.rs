@@ -154,45 +154,18 @@ impl Destination {
         bytes: u64,
         l: &FixedBlocks,
     ) -> Result<(Output, bool), MkfsError> {
-        if self.block_device {
-            if bytes > self.bytes {
-                let (image, bytes) = (self.image.display(), self.bytes);
-                let why = format!("{image}: it has only {bytes} bytes");
-                return Err(MkfsError::Options(why));
-            }
-        } else {
-            let file = OpenOptions::new().write(true).open(&self.image);
-            let file = file.map_err(|e| self.failed("opening it", e))?;
-            let sized = match self.is_resized(options) {
-                // All of it is a hole then.
-                true => file.set_len(0).and_then(|()| file.set_len(bytes)),
-                false => Ok(()),
-            };
-            sized.map_err(|e| self.failed("setting its size", e))?;
-        }
-        if options.whole && !self.block_device {
-            let file = OpenOptions::new().write(true).open(&self.image);
-            let taken = file.and_then(|file| {
-                Ok(rustix::fs::fallocate(
-                    &file,
-                    FallocateFlags::empty(),
-                    0,
-                    bytes,
-                )?)
-            });
-            taken.map_err(|e| self.failed("taking the space of all of it", e))?;
-        }
+        self.resize(options, bytes)?;
         let (device, direct) = self.device(options)?;
         if !self.is_resized(options) {
-            let log = l.g.daddr(l.log()) << 9;
             let log_bytes = u64::from(l.g.logblocks) << l.g.blocklog;
+            let log = l.log().map(|log| (l.g.daddr(log) << 9, log_bytes));
             let size = device.geometry().size;
             // While the old one in the first sector still says where they are.
             for at in self.old_superblocks(size) {
                 self.zero(at, 512)?;
             }
             let end = size.saturating_sub(WIPED);
-            for (at, len) in [(0, WIPED), (end, WIPED), (log, log_bytes)] {
+            for (at, len) in [(0, WIPED), (end, WIPED)].into_iter().chain(log) {
                 self.zero(at, len.min(size - at))?;
             }
         }
@@ -217,6 +190,49 @@ impl Destination {
         }
         let error = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
         Err(self.failed("starting the engine", error))
+    }
+
+    /// Gives a file its size, and makes sure that a device has it.
+    fn resize(&self, options: &MkfsOptions, bytes: u64) -> Result<(), MkfsError> {
+        if bytes > self.bytes && !self.is_resized(options) {
+            let (image, bytes) = (self.image.display(), self.bytes);
+            let why = format!("{image}: it has only {bytes} bytes");
+            return Err(MkfsError::Options(why));
+        }
+        if self.is_resized(options) {
+            let file = OpenOptions::new().write(true).open(&self.image);
+            let file = file.map_err(|e| self.failed("opening it", e))?;
+            // All of it is a hole then.
+            let sized = file.set_len(0).and_then(|()| file.set_len(bytes));
+            sized.map_err(|e| self.failed("setting its size", e))?;
+        }
+        if options.whole && !self.block_device {
+            let file = OpenOptions::new().write(true).open(&self.image);
+            let file = file.map_err(|e| self.failed("opening it", e))?;
+            let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+            taken.map_err(|e| self.failed("taking the space of all of it", e.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes it the log of an image, of so many bytes, which begins with `start`. It is durable then.
+    pub fn become_log(
+        &self,
+        options: &MkfsOptions,
+        bytes: u64,
+        start: &[u8],
+    ) -> Result<(), MkfsError> {
+        let options = options.of_log();
+        self.resize(&options, bytes)?;
+        if !self.is_resized(&options) {
+            self.zero(0, bytes)?;
+        }
+        let file = OpenOptions::new().write(true).open(&self.image);
+        let written = file.and_then(|file| {
+            file.write_all_at(start, 0)?;
+            file.sync_all()
+        });
+        written.map_err(|e| self.failed("writing the log", e))
     }
 
     /// Where the copies of the superblock of an XFS lie that was here before: xfs_repair would take their word for the

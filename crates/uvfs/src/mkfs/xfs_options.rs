@@ -18,7 +18,7 @@ struct Part {
 }
 
 /// What is always so: option, name, and the values that say that.
-const ALWAYS: [(char, &str, &[&str]); 45] = [
+const ALWAYS: [(char, &str, &[&str]); 43] = [
     ('b', "log", &[]),
     ('d', "cowextsize", &["0"]),
     ('d', "concurrency", &["0"]),
@@ -44,8 +44,6 @@ const ALWAYS: [(char, &str, &[&str]); 45] = [
     ('l', "file", &["0"]),
     ('l', "internal", &["1"]),
     ('l', "lazy-count", &["1"]),
-    ('l', "logdev", &[]),
-    ('l', "name", &[]),
     ('l', "su", &["0"]),
     ('l', "sunit", &["0"]),
     ('l', "version", &["2"]),
@@ -114,7 +112,12 @@ pub fn take(o: &mut MkfsOptions, given: &[(char, &[String])]) -> Result<()> {
         !sizes.contains(&(p.option, &p.name))
     };
     parts.sort_by_key(unit);
-    parts.iter().try_for_each(|part| part.take(o))
+    parts.iter().try_for_each(|part| part.take(o))?;
+    let internal = |p: &&Part| (p.option, p.name.as_str()) == ('l', "internal");
+    match parts.iter().find(internal) {
+        Some(part) if o.log_device.is_some() => Err(part.wrong("the log is on another device")),
+        _ => Ok(()),
+    }
 }
 
 /// The parts that a configuration file has. A name without a directory also means one of those that come with mkfs.xfs.
@@ -210,6 +213,12 @@ impl Part {
             }
             ('i', "maxpct") => o.max_pct = Some(self.number()?),
             ('l', "size") => o.log_size = Some(self.bytes(o)?),
+            ('l', "logdev" | "name") => {
+                let again = o.log_device.replace(self.value()?.into());
+                if again.is_some() {
+                    return Err(self.wrong("the device of the log is given twice"));
+                }
+            }
             ('m', "uuid") => {
                 let uuid = parse_uuid(self.value()?);
                 o.uuid = Some(uuid.ok_or_else(|| self.wrong("not a UUID"))?);

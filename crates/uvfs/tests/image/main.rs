@@ -16,6 +16,7 @@ mod harness;
 mod check;
 mod commands;
 mod fixture;
+mod logdev;
 mod mkfs;
 mod repair;
 mod served;

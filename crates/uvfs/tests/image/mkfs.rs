@@ -517,7 +517,27 @@ fn options_without_a_choice_are_refused_by_name() {
         ),
         ("-m", "crc=0", "-m crc=0"),
         ("-i", "nrext64", "-i nrext64: uvfs only"),
-        ("-l", "logdev=/dev/sdb", "-l logdev=/dev/sdb: uvfs makes no"),
+        (
+            "-l",
+            "logdev=/dev/sdb,internal",
+            "-l internal: the log is on another device",
+        ),
+        (
+            "-l",
+            "logdev=a,name=b",
+            "the device of the log is given twice",
+        ),
+        (
+            "-l",
+            &format!("logdev={image}"),
+            "the log needs another file",
+        ),
+        (
+            "-l",
+            &format!("logdev={image}.log"),
+            "the size of a new log has to be given",
+        ),
+        ("-l", "logdev=/none/log,size=64m", "/none/log: making it"),
         ("-l", "sectsize=4096", "-l sectsize=4096"),
         ("-n", "size=8192", "-n size=8192"),
         ("-n", "version=ci", "-n version=ci"),
@@ -599,6 +619,17 @@ fn an_epoch_makes_images_the_same() {
     );
     let stat = run(uvfs().args(["stat", image, "/sub/keep"])).ok();
     assert!(stat.contains("security.selinux"), "{stat}");
+    // Standard output is named where it fails.
+    let program = uvfs();
+    let full = run(&mut shell(
+        r#""$1" mkfs -q --size 17M - >/dev/full"#,
+        &[Path::new(program.get_program())],
+    ));
+    assert!(
+        full.stderr
+            .contains("standard output: writing the image: No space left"),
+        "{full}"
+    );
     assert_eq!(
         mkfs(&["--size", "17M", "--json", "-"]).status.code(),
         Some(2)
