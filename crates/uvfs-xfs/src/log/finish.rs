@@ -1,5 +1,5 @@
 //! Intents: changes that the log announces and does not have. The kernel does them once it has replayed the log
-//! (`xlog_recover_process_intents`), and so does this module, in the order of the log.
+//! (`xlog_recover_process_intents`), and so does this module, in the order of the log but for attributes, which come last.
 //!
 //! The log says what a change is about, not how it is done. Extents, free runs, owners and reference counts become what
 //! the kernel makes of them. Which blocks trees are in, and how full these are, may differ: trees are built anew.
@@ -78,7 +78,10 @@ pub(super) fn finish(
         work: 0,
     };
     let (mut done, mut left) = (Vec::new(), Vec::new());
-    for item in intents {
+    // An attribute's change writes the whole fork anew, so what is announced of the fork's old blocks comes first.
+    let attribute = |item: &&Item| item.kind() == ATTRIBUTE;
+    let others = intents.iter().filter(|item| !attribute(item));
+    for item in others.chain(intents.iter().filter(attribute)) {
         f.failed = false;
         match f.intent(item) {
             Some(()) if !f.failed => done.push(name(item.kind())),
