@@ -184,6 +184,8 @@ pub(crate) struct Replayed {
     pub disk: Arc<Overlay>,
     /// [`LogState::Replayed`].
     pub state: LogState,
+    /// The geometry that it was replayed by.
+    g: Geometry,
     /// The log sequence number of the log's head, which is later than all that was replayed.
     head: u64,
     /// Intents: changes that the log announces and does not have.
@@ -243,6 +245,7 @@ pub(crate) fn replay(
     Ok(Some(Replayed {
         disk,
         state,
+        g: g.clone(),
         head: lsn,
         pending,
     }))
@@ -268,9 +271,15 @@ pub(crate) fn recovered(
 }
 
 impl Replayed {
+    /// The geometry that the replay left, or if the superblock is damaged, that of the copy that it was replayed by.
+    fn geometry(&self, disk: &Overlay) -> Geometry {
+        superblock(disk).map_or_else(|| self.g.clone(), |(g, _)| g)
+    }
+
     /// Does the changes that the log announces and does not have, in an overlay over [`Replayed::disk`] or in that itself.
     pub fn finish(&mut self, disk: &Overlay) {
-        if let Some((g, _)) = superblock(disk).filter(|_| !self.pending.is_empty()) {
+        if !self.pending.is_empty() {
+            let g = self.geometry(disk);
             let (done, left) = finish::finish(disk, &g, self.head, &self.pending);
             count(disk);
             if let LogState::Replayed {
@@ -292,9 +301,7 @@ impl Replayed {
     /// before the next begins.
     pub fn free_unlinked(&self, sink: Option<&dyn Sink>) -> io::Result<u64> {
         let disk = &*self.disk;
-        let Some((g, _)) = superblock(disk) else {
-            return Ok(0);
-        };
+        let g = self.geometry(disk);
         let commit = |heads: bool| match sink {
             Some(sink) => disk.commit(sink, u8::from(heads), &|sector| {
                 let first = g

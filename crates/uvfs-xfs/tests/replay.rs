@@ -5,6 +5,8 @@
 //! mounts. Needs root, loop devices and xfsprogs.
 
 mod common;
+#[path = "replay/damaged.rs"]
+mod damaged;
 #[path = "replay/intents.rs"]
 mod intents;
 #[path = "common/mutate.rs"]
