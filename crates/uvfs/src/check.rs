@@ -56,6 +56,7 @@ JSON: one object with
   inodes      in use
   allocated_inodes
               with the free ones of their chunks
+  blocks, free_blocks
   passes, threads, prefetch, engine, direct, reads, bytes_read, seconds
   peak_memory in bytes, null where /proc is not mounted";
 
@@ -336,6 +337,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "findings": outcome.findings.iter().map(finding_json).collect::<Vec<_>>(),
             "inodes": outcome.inodes,
             "allocated_inodes": outcome.allocated,
+            "blocks": outcome.blocks,
+            "free_blocks": outcome.free_blocks,
             "passes": outcome.passes,
             "threads": options.threads,
             "prefetch": if outcome.prefetch == Prefetch::Large { "large" } else { "exact" },

@@ -55,7 +55,7 @@ JSON: one object with
                 something is left, nothing was done
   left_count    findings after the changes
   left          at most 10,000 of them
-  inodes, rounds, written (bytes), seconds
+  inodes, blocks, free_blocks, rounds, written (bytes), seconds
   peak_memory   in bytes, null where /proc is not mounted";
 
 /// Options of the command.
@@ -176,6 +176,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "left_count": outcome.left_count,
             "left": list(&outcome.left),
             "inodes": outcome.inodes,
+            "blocks": outcome.blocks,
+            "free_blocks": outcome.free_blocks,
             "rounds": outcome.rounds,
             "written": outcome.written,
             "peak_memory": peak_memory(),

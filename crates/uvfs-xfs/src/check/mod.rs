@@ -112,7 +112,11 @@ pub struct CheckOutcome {
     pub inodes: u64,
     /// Inodes looked at: with the free ones of their chunks.
     pub allocated: u64,
-    /// Directories among them that another leads to.
+    /// Blocks.
+    pub blocks: u64,
+    /// Free blocks, as the allocation groups count them; less if their headers are damaged.
+    pub free_blocks: u64,
+    /// Directories among the inodes in use that another leads to.
     pub directories: u64,
     /// Times that the image was gone through.
     pub passes: usize,
@@ -217,7 +221,7 @@ pub(crate) fn keeping(
         classes: 1,
     };
     let has_quota = quota::counted(&sb);
-    let (mut inodes, mut passes) = ((0, 0), 0);
+    let (mut inodes, mut free_blocks, mut passes) = ((0, 0), 0, 0);
     let mut kept = None;
     // Further classes of quota ids may need passes of their own, with nothing else to look at.
     while passes < windows.len() || (has_quota && class.remainder < class.classes) {
@@ -227,6 +231,9 @@ pub(crate) fn keeping(
         let counted = run.counted(window, usage);
         let ctx = run.context(&counted);
         groups(&ctx, budget.threads);
+        if passes == 0 {
+            free_blocks = superblock::sums(&ctx).fdblocks;
+        }
         let stop = stop && options.memory.is_none();
         if stop && report.all(|f| kept::TREES.contains(&f.place.what)) && report.count() > 0 {
             kept = Some(Kept::new(&run, counted, true));
@@ -272,6 +279,8 @@ pub(crate) fn keeping(
         incomplete,
         inodes: inodes.0,
         allocated: inodes.1,
+        blocks: sb.dblocks.get(),
+        free_blocks,
         directories: ups.len() as u64,
         passes,
         prefetch: match large {

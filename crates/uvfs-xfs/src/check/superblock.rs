@@ -180,16 +180,22 @@ pub(crate) fn quota(ctx: &Ctx<'_>) {
     }
 }
 
+/// The sums over allocation groups of what the superblock counts.
+pub(crate) fn sums(ctx: &Ctx<'_>) -> Counts {
+    let mut sums = Counts::default();
+    for counts in ctx.ags.iter().filter_map(|ag| ag.sums.get()) {
+        sums += *counts;
+    }
+    sums
+}
+
 /// Compares the counters with the sums over allocation groups; they are right when the log is
 /// clean.
 pub(crate) fn counters(ctx: &Ctx<'_>) {
     if !ctx.log_clean || ctx.report.is_incomplete() {
         return;
     }
-    let mut sums = Counts::default();
-    for counts in ctx.ags.iter().filter_map(|ag| ag.sums.get()) {
-        sums += *counts;
-    }
+    let sums = sums(ctx);
     let found = ctx.sb.counts();
     let place = Place::ag(PLACE, 0);
     for (counter, sum, found) in [

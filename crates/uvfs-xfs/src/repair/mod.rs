@@ -111,8 +111,12 @@ pub struct RepairOutcome {
     pub left_count: u64,
     /// The log is dirty, cannot be replayed and may not be zeroed: nothing was done. Says why it cannot.
     pub dirty_log: Option<String>,
-    /// Inodes looked at.
+    /// Inodes in use.
     pub inodes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Free blocks that the superblock counts in the end.
+    pub free_blocks: u64,
     /// Rounds of repairing.
     pub rounds: usize,
     /// Bytes written.
@@ -291,6 +295,7 @@ fn finish(
             _ => inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone()),
         };
     }
+    (out.blocks, out.free_blocks) = (m.sb.dblocks.get(), m.sb.fdblocks.get());
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
     // An image that cannot be repaired completely is left as it is, rather than half changed.
     if let Some(sink) = sink

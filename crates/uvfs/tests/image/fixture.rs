@@ -18,7 +18,7 @@ pub const NEEDS: [Need; 7] = [
 ];
 
 /// Fills the current directory.
-const FILL: &str = r#"
+pub const FILL: &str = r#"
 mkdir -p a/b/c empty many
 printf 'hello\n' > a/hello
 head -c 300000 /dev/urandom > a/data

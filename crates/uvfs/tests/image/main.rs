@@ -15,6 +15,7 @@ mod harness;
 
 mod check;
 mod commands;
+mod counts;
 mod fixture;
 mod logdev;
 mod mkfs;
