@@ -2,6 +2,7 @@
 
 use super::*;
 use std::panic::catch_unwind;
+use uvfs_xfs::format::SB_CRC_OFFSET;
 
 /// What became of the images.
 #[derive(Debug, Default)]
@@ -51,7 +52,12 @@ impl Dirty {
         let mut mem = self.mem.clone();
         let count = 1 + random.below(4);
         let damage = |_| mutate::damage(&mut mem, &self.regions, &mut random);
-        let what: Vec<String> = (0..count).map(damage).collect();
+        let mut what: Vec<String> = (0..count).map(damage).collect();
+        // Then only a copy tells where the log is.
+        if seed.is_multiple_of(8) {
+            mem.put(SB_CRC_OFFSET as u64, &[0; 4]);
+            what.push("superblock at 0x0: its checksum".into());
+        }
         copied(&self.image.path(), to);
         let file = File::options().write(true).open(to).unwrap();
         for r in &self.regions {
