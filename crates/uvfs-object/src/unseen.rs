@@ -73,6 +73,8 @@ pub(crate) struct Unseen {
     is_fine: bool,
     /// A put has read it.
     is_read: bool,
+    /// Counts opens. One that comes while [`Draft::end_unseen`] looks goes on with it.
+    opens: u64,
     /// A program has closed it, or asked for it to be stored, since the kernel writes it. Then the next mount takes it as it is.
     pub(crate) is_closed: bool,
 }
@@ -84,6 +86,7 @@ impl Unseen {
             last: None,
             is_same: false,
             is_fine: false,
+            opens: 0,
             is_read: true,
             is_closed,
         }
@@ -121,10 +124,12 @@ impl Draft {
             last: Stamp::of(&file, host.fine_times),
             is_same: true,
             is_fine: host.fine_times,
+            opens: 0,
             is_read: false,
             is_closed: false,
         });
         unseen.is_closed &= !is_apart;
+        unseen.opens += 1;
         let noted = self.note(&state);
         noted.inspect_err(|_| state.unseen = before)
     }
@@ -156,9 +161,10 @@ impl Draft {
         }
     }
 
-    /// Ends what [`Draft::begin_unseen`] began, if no program can write the file any more. The caller keeps programs from opening
-    /// it.
+    /// Ends what [`Draft::begin_unseen`] began, if no program can write the file any more.
     pub(crate) fn end_unseen(&self) -> Result<bool> {
+        let opens = |state: &State| state.unseen.map(|unseen| unseen.opens);
+        let before = opens(&self.state());
         if self.state().removed {
             self.state().unseen = None;
             return Ok(true);
@@ -168,6 +174,9 @@ impl Draft {
         }
         self.look(false)?;
         let mut state = self.state();
+        if opens(&state) != before {
+            return Ok(false);
+        }
         if let Some(unseen) = state.unseen.take() {
             if !unseen.is_same && unseen.is_read && state.is_stored_or_wanted() {
                 state.change();
