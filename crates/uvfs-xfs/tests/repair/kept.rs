@@ -113,6 +113,26 @@ fn the_old_link_count() {
     });
 }
 
+/// A free inode has a flag that no version of XFS knows.
+#[test]
+fn an_unknown_flag_of_a_free_inode() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let is_free = |r: &&Region| {
+        let mut bytes = vec![0; r.len];
+        let there = r.kind == "inode" && mem.get(r.offset, &mut bytes);
+        there && DinodeV2::at(&bytes, 0).unwrap().mode.get() == 0
+    };
+    let regions = mutate::regions(&mem);
+    let r = regions.iter().find(is_free).unwrap();
+    nothing_is_lost(&image, "flags2", |file| {
+        let mut bytes = bytes_of(file, r);
+        bytes[120] = 1;
+        store_crc(&mut bytes, DINODE_CRC_OFFSET);
+        file.write_all_at(&bytes, r.offset).unwrap();
+    });
+}
+
 /// A block of a file's extent tree that says that it has fewer records than it has, or that can't be read: the reverse
 /// mapping tree has the extents.
 #[test]
