@@ -7,7 +7,7 @@ use super::ctx::{DirectoryFacts, KIND_BAD};
 use super::runs::read_run;
 use super::{Ctx, Place, Reader, Structure, attr, dir, quota};
 use crate::format::*;
-use crate::read::inode::{FLAGS2, Fork, Inode, SPECIAL_FLAGS, unfit_flags};
+use crate::read::inode::{FLAGS2, Fork, Inode, SPECIAL_FLAGS, known_flags2, unfit_flags};
 use fork::ForkWalk;
 pub(crate) use scan::scan;
 
@@ -40,13 +40,12 @@ pub(crate) fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
     if let Ok(v3) = Dinode::at(raw, 0)
         && ctx.g.features.crc
     {
-        known_flags2(ctx, place, v3.flags2.get());
+        flags2(ctx, place, v3.flags2.get());
     }
 }
 
-fn known_flags2(ctx: &Ctx<'_>, place: Place, flags2: u64) {
-    let known = FLAGS2.iter().fold(0, |all, f| all | f.0);
-    if flags2 & !known != 0 {
+fn flags2(ctx: &Ctx<'_>, place: Place, flags2: u64) {
+    if flags2 & !known_flags2() != 0 {
         let found = format!("{flags2:#x}");
         ctx.report
             .differ(place, "di_flags2", "no unknown bits", found);
@@ -213,7 +212,7 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
 fn core_v3(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, v3: &Dinode) {
     let (g, report) = (ctx.g, ctx.report);
     let place = place(i.ino);
-    known_flags2(ctx, place, i.flags2);
+    flags2(ctx, place, i.flags2);
     let cow = v3.cowextsize.get();
     let has_cow = i.flags2 & DIFLAG2_COWEXTSIZE != 0;
     if (cow != 0 && !has_cow) || (has_cow && (cow == 0 || cow > g.agblocks / 2)) {

@@ -325,6 +325,11 @@ pub(crate) const FLAGS2: [(u64, &str); 5] = [
     (DIFLAG2_NREXT64, "nrext64"),
 ];
 
+/// All of [`FLAGS2`].
+pub(crate) fn known_flags2() -> u64 {
+    FLAGS2.iter().fold(0, |all, (flag, _)| all | flag)
+}
+
 /// The flags that an inode may not have, of [`SPECIAL_FLAGS`] and of [`FLAGS2`].
 pub(crate) fn unfit_flags(g: &Geometry, ino: u64, kind: FileType, realtime: bool) -> (u16, u64) {
     const OF_DIRECTORIES: u16 =

@@ -4,7 +4,7 @@ use super::fork;
 use super::{Mend, Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::read::inode::{FLAGS2, Fork, Inode, unfit_flags};
+use crate::read::inode::{Fork, Inode, known_flags2, unfit_flags};
 
 /// The fate of an inode.
 pub(crate) enum Core {
@@ -92,8 +92,7 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
         d.v2.extsize.set(0);
     }
     d.v2.flags.set(flags);
-    let known = FLAGS2.iter().fold(0, |all, f| all | f.0);
-    let mut flags2 = d.flags2.get() & known & !unfit2;
+    let mut flags2 = d.flags2.get() & known_flags2() & !unfit2;
     let cow = d.cowextsize.get();
     if flags2 & DIFLAG2_COWEXTSIZE == 0 || cow == 0 || cow > g.agblocks / 2 {
         flags2 &= !DIFLAG2_COWEXTSIZE;
