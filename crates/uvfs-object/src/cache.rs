@@ -89,8 +89,7 @@ impl Cache {
                 Err(rustix::io::Errno::WOULDBLOCK) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let free = statvfs(&root).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
-            let limit = size.unwrap_or(free.unwrap_or(0) / SHARE).max(LEAST);
+            let limit = size.unwrap_or_else(|| free(&root) / SHARE).max(LEAST);
             let (state, drafts) = found(&root)?;
             let cache = Self {
                 others: all.filter(|other| *other != root).collect(),
@@ -397,6 +396,12 @@ impl Cache {
     fn state(&self) -> MutexGuard<'_, State> {
         uvfs_sys::lock(&self.state)
     }
+}
+
+/// The bytes that are free where a directory is; 0 if that is not known.
+pub(crate) fn free(dir: &Path) -> u64 {
+    let free = statvfs(dir).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
+    free.unwrap_or(0)
 }
 
 /// The number of a draft that a file belongs to. Those that leave no room for others are of no draft.

@@ -4,8 +4,8 @@
 //! version of an object) and, for what is missing, `store.rs` (requests to the store). `posix.rs` reads user metadata, and
 //! `listing.rs` keeps listings for lookups. `clients.rs` serves clients over shared memory, and `counters.rs` counts for the
 //! statistics. `write.rs` and `names.rs` take changes, which `draft.rs` and `journal.rs` keep on the local disk and `put.rs` brings to
-//! the store. `unseen.rs` has files that the kernel writes by itself. `cache.rs` owns the files of the local disk. `engine.rs` has one object as a device of the buffer cache, for
-//! an image in a store.
+//! the store. `unseen.rs` has files that the kernel writes by itself. `cache.rs` owns the files of the local disk. `engine.rs` has
+//! one object as a device of the buffer cache, for an image in a store.
 //!
 //! ```no_run
 //! use uvfs_object::{ObjectFs, Options};

@@ -53,7 +53,7 @@ pub(crate) struct Writing {
     pub(crate) begun: Notify,
     /// Their time has come: a writer waits for room.
     pub(crate) hurry: Notify,
-    /// What the kernel can do by itself.
+    /// The features of the cache's file system.
     pub(crate) host: Host,
     /// Drafts of files that are closed, and that a program may still have mapped; and that there is one.
     pub(crate) mapped: Mutex<Vec<Arc<Draft>>>,
@@ -89,7 +89,6 @@ impl Writing {
         let known = node.as_ref().map(|node| node.state());
         let is_written = known.is_some_and(|known| known.writers > 0);
         let is_written = is_written || draft.state().unseen.is_some();
-        draft.look(false)?;
         match is_written {
             true => Ok(draft.state().is_wanted()),
             false => draft.want().map(|_| true),

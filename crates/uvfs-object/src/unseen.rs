@@ -17,7 +17,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::statvfs;
 use uvfs_server::fs::*;
 
 use crate::cache::{self, Cache};
@@ -43,7 +42,7 @@ const MOST_COPIED: u64 = 1 << 20;
 /// can't stop such writes. Other files go through a cache that is smaller than they are.
 const LEAST_ROOM: u64 = 1 << 30;
 
-/// What a data file looked like.
+/// The size and the times of a data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     size: u64,
@@ -51,21 +50,26 @@ struct Stamp {
 }
 
 impl Stamp {
-    /// `None` if the next change may look the same.
-    fn of(file: &Metadata, is_fine: bool) -> Option<Self> {
-        let times = times(file);
-        let [_, (seconds, nanos)] = times;
-        let changed = UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, nanos);
-        let age = SystemTime::now().duration_since(changed);
-        let size = file.len();
-        (is_fine || age.is_ok_and(|age| age > TICK)).then_some(Self { size, times })
+    fn of(file: &Metadata) -> Self {
+        Self {
+            size: file.len(),
+            times: times(file),
+        }
+    }
+
+    /// Whether the last change is so long ago that the next one has another time, whatever the kernel.
+    fn is_settled(&self) -> bool {
+        let [_, (seconds, nanos)] = self.times;
+        let since_epoch = u64::try_from(seconds).map(|seconds| Duration::new(seconds, nanos));
+        let age = since_epoch.map(|time| SystemTime::now().duration_since(UNIX_EPOCH + time));
+        age.is_ok_and(|age| age.is_ok_and(|age| age > TICK))
     }
 }
 
 /// How far it is known what the kernel wrote to a draft by itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unseen {
-    /// As of the last look.
+    /// As of the last look. `None` if the next change may look the same.
     last: Option<Stamp>,
     /// It has not changed so far, and if it still looks the same, it has not.
     is_same: bool,
@@ -80,6 +84,24 @@ pub(crate) struct Unseen {
 }
 
 impl Unseen {
+    /// Of a file that the kernel is about to write.
+    fn new(file: &Metadata, host: Host) -> Self {
+        let mut this = Self {
+            last: None,
+            is_same: true,
+            is_fine: host.fine_times,
+            opens: 0,
+            is_read: false,
+            is_closed: false,
+        };
+        this.note(Stamp::of(file));
+        this
+    }
+
+    fn note(&mut self, now: Stamp) {
+        self.last = Some(now).filter(|now| self.is_fine || now.is_settled());
+    }
+
     /// Of a draft of an earlier mount, which knew no more.
     pub(crate) fn of_before(is_closed: bool) -> Self {
         Self {
@@ -94,12 +116,9 @@ impl Unseen {
 
     /// Whether the file has changed, as far as that shows.
     fn look(&mut self, file: &Metadata) -> bool {
-        let stamp = Stamp::of(file, self.is_fine);
-        let has_changed = match self.last {
-            Some(last) => times(file) != last.times || file.len() != last.size,
-            None => self.is_same,
-        };
-        self.last = stamp;
+        let now = Stamp::of(file);
+        let has_changed = self.last.map_or(self.is_same, |last| last != now);
+        self.note(now);
         self.is_same &= !has_changed;
         has_changed
     }
@@ -110,26 +129,22 @@ impl Draft {
     pub(crate) fn begin_unseen(&self, host: Host) -> Result<()> {
         // The RELEASE of a program that closed it before may be still to come.
         self.look(false)?;
-        let file = self.metadata()?;
         let mut state = self.state();
         state.parts.end();
-        // What a program closed stays apart until the next close.
+        let before = state.unseen;
+        let mut unseen = match before {
+            Some(unseen) => unseen,
+            None => Unseen::new(&self.metadata()?, host),
+        };
+        // `NUMBER.kept` has the contents that a program closed, until a program closes the file again.
         let is_apart = state.is_wanted() && state.is_dirty();
         if is_apart && !state.kept {
             self.keep(MOST_COPIED)?;
             state.kept = true;
         }
-        let before = state.unseen;
-        let unseen = state.unseen.get_or_insert_with(|| Unseen {
-            last: Stamp::of(&file, host.fine_times),
-            is_same: true,
-            is_fine: host.fine_times,
-            opens: 0,
-            is_read: false,
-            is_closed: false,
-        });
         unseen.is_closed &= !is_apart;
         unseen.opens += 1;
+        state.unseen = Some(unseen);
         let noted = self.note(&state);
         noted.inspect_err(|_| state.unseen = before)
     }
@@ -197,7 +212,7 @@ pub(crate) fn is_unwritten(path: &Path) -> io::Result<bool> {
     uvfs_sys::is_unwritten(File::open(path)?.as_fd())
 }
 
-/// What the file system of the cache can do for files that the kernel writes by itself.
+/// The features of the cache's file system that decide which files the kernel may write by itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Host {
     /// It says who can write a file. Without that the kernel writes by requests.
@@ -219,18 +234,14 @@ impl Host {
             file.set_len(1)?;
             let is_taken = !is_unwritten(&path)?;
             this.clones = rustix::fs::ioctl_ficlone(File::create(&copy)?, &file).is_ok();
-            let mut time = 0;
-            let differs = |n: u64| {
-                file.set_len(n)?;
-                let file = file.metadata()?;
-                let now = times(&file);
-                Ok::<_, io::Error>(std::mem::replace(&mut time, now[1].1) != now[1].1)
-            };
-            this.fine_times = (1..=CHANGES)
-                .map(differs)
-                .collect::<io::Result<Vec<_>>>()?
-                .iter()
-                .all(|is| *is);
+            let mut last = times(&file.metadata()?);
+            this.fine_times = true;
+            for size in 1..=CHANGES {
+                file.set_len(size)?;
+                let now = times(&file.metadata()?);
+                this.fine_times &= now != last;
+                last = now;
+            }
             drop(file);
             this.leases = is_taken && is_unwritten(&path)?;
             Ok(this)
@@ -248,8 +259,7 @@ impl Host {
 
 /// Whether the kernel may write a further file by itself.
 pub(crate) fn has_room(cache: &Cache) -> bool {
-    let free = statvfs(cache.root()).map(|host| host.f_bavail.saturating_mul(host.f_frsize));
-    cache.room_for_drafts() >= LEAST_ROOM && free.is_ok_and(|free| free >= LEAST_ROOM)
+    cache.room_for_drafts() >= LEAST_ROOM && cache::free(cache.root()) >= LEAST_ROOM
 }
 
 /// Whether an open is of the kind that the kernel writes by itself. A program may switch the other flags on and off, and the
@@ -305,7 +315,7 @@ impl ObjectFs {
     ) -> Option<i32> {
         let writing = self.writing.as_ref()?;
         let draft = state.draft.as_ref()?;
-        // What is mapped goes on by the kernel, so that programs see the stores.
+        // A program may still have the file mapped. The kernel's pages of it would not have that program's stores.
         let is_mapped = draft.state().unseen.is_some() && !is_around(flags);
         let is_new = is_for_both(flags) && writing.host.leases && has_room(&self.fetch.cache);
         if !(is_mapped || is_new) || !self.backs() || !draft.may_be_backed() {
@@ -363,25 +373,23 @@ impl Writing {
     /// False if a program can still write the file.
     fn is_let_go(self: &Arc<Self>, draft: &Arc<Draft>) -> bool {
         let node = draft.state().node.upgrade();
-        {
-            let known = node.as_ref().map(|node| node.state());
-            // Its close comes here again.
-            let is_open = known.is_some_and(|known| known.backing.is_some() || known.writers > 0);
-            if is_open || draft.state().unseen.is_none() {
-                return true;
-            }
-            match draft.end_unseen() {
-                Ok(true) => {}
-                Ok(false) => return false,
-                Err(error) => {
-                    let key = &draft.state().key;
-                    tracing::warn!("{error}: it is not known whether {key:?} is still written");
-                    return false;
-                }
-            }
+        let is_open = node.is_some_and(|node| {
+            let known = node.state();
+            known.backing.is_some() || known.writers > 0
+        });
+        // The close of an open file comes here again.
+        if is_open || draft.state().unseen.is_none() {
+            return true;
         }
-        self.settle(draft);
-        true
+        let ended = draft.end_unseen().unwrap_or_else(|error| {
+            let key = &draft.state().key;
+            tracing::warn!("{error}: it is not known whether {key:?} is still written");
+            false
+        });
+        if ended {
+            self.settle(draft);
+        }
+        ended
     }
 
     /// Looks at files that are closed and may still be mapped, again and again.
