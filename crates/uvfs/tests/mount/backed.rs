@@ -10,7 +10,8 @@ use crate::harness::*;
 
 const PAGE: usize = 4096;
 
-fn figure(mount: &Mount, name: &str) -> u64 {
+/// A count of requests by `uvfs stats`, or another number that it gives.
+pub fn figure(mount: &Mount, name: &str) -> u64 {
     let stats = mount.run(uvfs().args(["stats", "--json"]).arg(&mount.at));
     let stats: serde_json::Value = serde_json::from_str(&stats.ok()).expect("JSON");
     let ops = stats["ops"].as_array().expect("a list");

@@ -102,6 +102,25 @@ impl InMemory {
         }
     }
 
+    /// Kills the server, and mounts again after what `meanwhile` does.
+    fn kill(mut self, meanwhile: impl FnOnce()) -> Self {
+        self.mount.expect_gone();
+        self.mount.server.signal(Signal::KILL);
+        self.mount.server.wait(SOON).expect("it is killed");
+        unmount_by_force(&self.mount.at);
+        self.again(meanwhile)
+    }
+
+    /// Mounts again when this mount has ended, after what `meanwhile` does.
+    fn again(self, meanwhile: impl FnOnce()) -> Self {
+        let at = self.mount.at.clone();
+        drop(self.mount);
+        meanwhile();
+        let uri = Self::uri(&self.fake, &self.proxy);
+        let mount = Mount::new(&self.serve, Path::new(&uri), &at);
+        Self { mount, ..self }
+    }
+
     /// A prefix, so that the command does not ask before whether this is an image.
     fn uri(fake: &Fake, proxy: &Proxy) -> String {
         fake.uri_at(proxy.address()).replacen("/p?", "/p/?", 1)

@@ -158,8 +158,9 @@ def meanwhile():
         let program = format!("{TOOLS}{work}");
         let mut command = python(under, &program, &[&store.at("file"), &has, &done]);
         let running = Running::start(command.env("LC_ALL", "C"));
+        let this = Self { running, done };
         wait_for("the program's first part", || has.exists());
-        Self { running, done }
+        this
     }
 
     /// Lets it go on.
@@ -173,6 +174,15 @@ def meanwhile():
             self.running.kill();
             panic!("it hangs: {}", self.running.stderr());
         })
+    }
+}
+
+impl Drop for Program {
+    /// A test that fails leaves no program that waits for it.
+    fn drop(&mut self) {
+        if self.running.ended().is_none() {
+            self.running.kill();
+        }
     }
 }
 

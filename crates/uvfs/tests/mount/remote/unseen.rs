@@ -2,6 +2,7 @@
 
 use super::clients::Program;
 use super::*;
+use crate::backed::figure;
 
 /// The cache is large enough for the kernel to write files.
 const KERNEL: [&str; 2] = ["write=back", "cache_size=4G"];
@@ -24,15 +25,6 @@ fn can() -> bool {
     ])
 }
 
-fn figure(mount: &Mount, name: &str) -> u64 {
-    let stats = stats(&mount.at);
-    let ops = stats["ops"].as_array().expect("a list");
-    match ops.iter().find(|op| op["name"] == name) {
-        Some(op) => op["count"].as_u64().expect("a number"),
-        None => stats[name].as_u64().unwrap_or(0),
-    }
-}
-
 /// What the store has of an object of the mount.
 fn object(fake: &Fake, name: &str) -> Option<Vec<u8>> {
     let bucket = fake.bucket();
@@ -44,47 +36,16 @@ fn names(fake: &Fake) -> Vec<String> {
     fake.bucket().objects.keys().cloned().collect()
 }
 
-impl InMemory {
-    /// Kills the server, runs `meanwhile` and mounts again.
-    fn kill(mut self, meanwhile: impl FnOnce()) -> Self {
-        self.mount.expect_gone();
-        self.mount.server.signal(Signal::KILL);
-        self.mount.server.wait(SOON).expect("it is killed");
-        unmount_by_force(&self.mount.at);
-        self.again(meanwhile)
-    }
-
-    /// Mounts again when this mount has ended, after what `meanwhile` does.
-    fn again(self, meanwhile: impl FnOnce()) -> Self {
-        let Self {
-            mount,
-            proxy,
-            fake,
-            scratch,
-            serve,
-        } = self;
-        let at = mount.at.clone();
-        drop(mount);
-        meanwhile();
-        let mount = Mount::new(&serve, Path::new(&Self::uri(&fake, &proxy)), &at);
-        Self {
-            mount,
-            proxy,
-            fake,
-            scratch,
-            serve,
-        }
-    }
+/// A store whose files the kernel writes; `None` where it can't be mounted.
+fn written() -> Option<InMemory> {
+    can().then(|| InMemory::new(&KERNEL, |_| {}))
 }
 
 /// Writes of a file that is open for reading and writing cost no request, and reach the store. So do those by an open that
 /// appends beside it.
 #[test]
 fn writes_cost_no_request() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"
@@ -121,10 +82,7 @@ assert os.pread(reader, 100, 4096000) == b"Mn"
 /// Stores through a mapping that outlives close(2) reach the object, also if the store had the file meanwhile.
 #[test]
 fn a_mapping_outlives_the_open_file() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"
@@ -160,10 +118,7 @@ memory.close()
 /// A child closes the descriptor that it inherited, and the store gets the file as of then. It gets the rest later.
 #[test]
 fn an_inherited_descriptor_is_closed() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"
@@ -193,10 +148,7 @@ memory.close()
 /// done: of what was never closed as another file.
 #[test]
 fn programs_go_on_when_the_server_is_killed() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"
@@ -230,10 +182,7 @@ assert os.write(half, b" more") == 5
 /// What a program closed stays if the server is killed while a program writes the file again.
 #[test]
 fn a_closed_file_is_written_again_when_the_server_is_killed() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"
@@ -258,10 +207,7 @@ meanwhile()
 /// A file that loses its name, one that gets its name late, and one that changes it, while the kernel writes them.
 #[test]
 fn names_change_while_the_kernel_writes() {
-    if !can() {
-        return;
-    }
-    let store = InMemory::new(&KERNEL, |_| {});
+    let Some(store) = written() else { return };
     let program = start(
         &store,
         r#"

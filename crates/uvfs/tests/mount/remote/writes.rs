@@ -12,32 +12,19 @@ fn what_is_written_anew_when_the_server_is_killed() {
     let store = InMemory::new(&["write=back", "timeout=10"], |fake| {
         fake.put("removed", b"at first");
     });
-    let InMemory {
-        mut mount,
-        proxy,
-        fake,
-        scratch: _scratch,
-        serve,
-    } = store;
-    let at = mount.at.clone();
-    fs::write(at.join("closed"), b"closed").unwrap();
-    fs::remove_file(at.join("removed")).unwrap();
+    fs::write(store.at("closed"), b"closed").unwrap();
+    fs::remove_file(store.at("removed")).unwrap();
     let files = ["removed", "closed"].map(|name| {
         use std::io::Write;
-        let mut file = File::create(at.join(name)).unwrap();
+        let mut file = File::create(store.at(name)).unwrap();
         file.write_all(b"half").unwrap();
         file
     });
-    mount.expect_gone();
-    mount.server.signal(Signal::KILL);
-    mount.server.wait(SOON).expect("it is killed");
-    unmount_by_force(&at);
-    drop((files, mount));
-    let next = Mount::new(&serve, Path::new(&InMemory::uri(&fake, &proxy)), &at);
-    assert!(!at.join("removed").exists());
-    assert_eq!(fs::read(at.join("closed")).unwrap(), b"closed");
-    next.unmount().ok();
-    let bucket = fake.bucket();
+    let store = store.kill(|| drop(files));
+    assert!(!store.at("removed").exists());
+    assert_eq!(fs::read(store.at("closed")).unwrap(), b"closed");
+    store.mount.unmount().ok();
+    let bucket = store.fake.bucket();
     assert!(!bucket.objects.contains_key("p/removed"));
     assert_eq!(bucket.objects["p/closed"].contents, b"closed");
     let beside = |key: &&String| key.starts_with("p/removed.interrupted-");
