@@ -1,7 +1,7 @@
 //! Directories.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -130,6 +130,16 @@ impl Source {
             inode,
             reader: Mutex::default(),
         })
+    }
+
+    /// Gives an open directory the number that it had for an earlier server.
+    pub(crate) fn restore_dir(&self, inode: Arc<Inode>, fd: OwnedFd, fh: Handle) -> bool {
+        let dir = OpenDir {
+            fd: Arc::new(fd.into()),
+            inode,
+            reader: Mutex::default(),
+        };
+        self.dirs.restore(fh, Arc::new(dir))
     }
 
     pub(crate) fn open_dir(&self, cx: &Context, node: Node) -> Result<Opened> {

@@ -13,7 +13,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_server::fs::{Context, CopyRange, Handle, IoHow, Node, Payload, Seek};
 
 use crate::inode::Inode;
-use crate::io;
+use crate::io::{self, Place};
 use crate::open_file::{By, OpenFile};
 use crate::sys::{self, FileIoctl, Result};
 use crate::{Backed, Source, apart, meta};
@@ -132,7 +132,11 @@ impl Source {
     ) -> Result<usize> {
         let (file, append) = self.begin_write(cx, how)?;
         let uncached = how.uncached || self.options.uncached;
-        let write = io::write(&file, data, how.offset, append, uncached);
+        let place = match append {
+            true => self.append_at(cx, &file)?,
+            false => Place::At(how.offset),
+        };
+        let write = io::write(&file, data, place, uncached);
         let reserves = file.inode.mount.reserves;
         let written = match self.creds.spender(cx, reserves, how.from_cache) {
             Some(spender) => Box::pin(spender.spends(write)).await?,
@@ -143,6 +147,18 @@ impl Source {
             ops::fsync(&file.fd, data_only).await?;
         }
         Ok(written)
+    }
+
+    /// Where data is appended. An earlier server may have appended it for the same request: then it goes there again.
+    fn append_at(&self, cx: &Context, file: &OpenFile) -> Result<Place> {
+        if !self.outlives() {
+            return Ok(Place::End);
+        }
+        if let Some(size) = self.again(cx).and_then(|again| again.note) {
+            return Ok(Place::Again(size));
+        }
+        self.note(cx, sys::stat(file.as_fd())?.stx_size);
+        Ok(Place::End)
     }
 
     /// The file of a write that is allowed, and whether the write is to go to its end.
@@ -174,6 +190,15 @@ impl Source {
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
+        if mode.intersects(FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE)
+            && self.outlives()
+        {
+            let size = sys::stat(file.as_fd())?.stx_size;
+            match self.again(cx).and_then(|again| again.note) {
+                Some(before) if before != size => return Ok(()),
+                _ => self.note(cx, size),
+            }
+        }
         let allocate = ops::fallocate(&file.fd, mode.bits(), offset, len);
         match self.creds.spender(cx, file.inode.mount.reserves, false) {
             Some(spender) => Box::pin(spender.spends(allocate)).await?,

@@ -11,6 +11,7 @@ mod key;
 mod mounts;
 mod path_fds;
 mod removed;
+mod saved;
 mod table;
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -11,8 +11,20 @@ use uvfs_io::ops;
 use crate::open_file::OpenFile;
 use crate::sys::Result;
 
-/// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is.
+/// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is. RWF_NOAPPEND (Linux 6.9): not there, whatever
+/// the file was opened with.
 const APPEND: u32 = 0x10;
+const NOAPPEND: u32 = 0x20;
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    At(u64),
+    /// The end of the file.
+    End,
+    /// What was its end before an earlier server appended the same data.
+    Again(u64),
+}
 
 /// Fills `data` from `offset` on, as far as the file goes. `uncached`: leaves nothing of it in the
 /// host's page cache, where the host can do so.
@@ -52,15 +64,19 @@ pub(crate) fn read_now(file: &OpenFile, len: usize) -> Option<Vec<u8>> {
     (read == len).then_some(data)
 }
 
-/// Writes `data` at `offset`, or at the end where the caller's file is open for appending.
+/// Writes `data` at a place.
 pub(crate) async fn write(
     file: &OpenFile,
     data: &Payload,
-    offset: u64,
-    append: bool,
+    place: Place,
     uncached: bool,
 ) -> Result<usize> {
-    let flags = if append { APPEND } else { 0 };
+    let (offset, flags) = match place {
+        Place::At(offset) => (offset, 0),
+        Place::End => (0, APPEND),
+        Place::Again(offset) if file.appends => (offset, NOAPPEND),
+        Place::Again(offset) => (offset, 0),
+    };
     let lacking = &file.inode.mount.no_dontcache;
     if uncached && !lacking.load(Ordering::Relaxed) {
         match ops::write_at(&file.fd, data, offset, flags | ops::DONTCACHE).await {

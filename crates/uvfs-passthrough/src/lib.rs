@@ -22,6 +22,7 @@ mod owners;
 mod rules;
 mod serve;
 mod slots;
+mod survive;
 mod sys;
 mod watch;
 mod watcher;

@@ -71,7 +71,10 @@ impl Source {
         name_ok(name)?;
         self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
-        make(dir.as_fd())?;
+        match make(dir.as_fd()) {
+            Err(Errno::EXIST) if self.made_before(cx, dir.as_fd(), name) => {}
+            made => made?,
+        }
         let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
         Ok(self.entry(cx, &inode, &st))
     }
@@ -143,10 +146,14 @@ impl Source {
         self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
         let leaving = self.leaving(&parent, dir.as_fd(), name);
-        self.creds.as_caller(cx, None, |caller| {
+        let removed = self.creds.as_caller(cx, None, |caller| {
             may_remove(cx, caller, dir.as_fd(), name)?;
             rustix::fs::unlinkat(&dir, name, flags)
-        })?;
+        });
+        match removed {
+            Err(Errno::NOENT) if self.again(cx).is_some() => {}
+            removed => removed?,
+        }
         Ok(self.keep_removed(cx.uid, leaving))
     }
 
@@ -168,12 +175,37 @@ impl Source {
             true => self.leaving(&new_parent, to.as_fd(), new_name),
             false => None,
         };
+        if self.moved_before(cx, (from.as_fd(), name), (to.as_fd(), new_name)) {
+            return Ok(Unlinked::default());
+        }
         self.creds.as_caller(cx, None, |caller| {
             may_remove(cx, caller, from.as_fd(), name)?;
             may_remove(cx, caller, to.as_fd(), new_name)?;
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         })?;
         Ok(self.keep_removed(cx.uid, replaced))
+    }
+
+    /// Whether an earlier server has moved this name for the same request; else notes which inode is about to be moved.
+    fn moved_before(
+        &self,
+        cx: &Context,
+        (from, name): (BorrowedFd<'_>, &CStr),
+        (to, new_name): (BorrowedFd<'_>, &CStr),
+    ) -> bool {
+        if !self.outlives() {
+            return false;
+        }
+        let ino = |dir, name| sys::stat_at(dir, name).ok().map(|st| st.stx_ino);
+        match self.again(cx).and_then(|again| again.note) {
+            Some(moved) => ino(to, new_name) == Some(moved) && ino(from, name) != Some(moved),
+            None => {
+                if let Some(ino) = ino(from, name) {
+                    self.note(cx, ino);
+                }
+                false
+            }
+        }
     }
 
     pub(crate) fn make_link(
@@ -191,7 +223,7 @@ impl Source {
             return Err(Errno::XDEV);
         }
         let fd = self.path_fd(&inode)?;
-        self.creds.as_caller(cx, None, |_| {
+        let linked = self.creds.as_caller(cx, None, |_| {
             match rustix::fs::linkat(fd.as_fd(), c"", dir.as_fd(), new_name, AtFlags::EMPTY_PATH) {
                 // Without CAP_DAC_READ_SEARCH the same is said by a path.
                 Err(Errno::NOENT) => rustix::fs::linkat(
@@ -203,7 +235,15 @@ impl Source {
                 ),
                 result => result,
             }
-        })?;
+        });
+        match linked {
+            Err(Errno::EXIST) if self.again(cx).is_some() => {
+                if sys::stat_at(dir.as_fd(), new_name)?.stx_ino != inode.key.ino {
+                    return Err(Errno::EXIST);
+                }
+            }
+            linked => linked?,
+        }
         let (inode, st) = self.find_new(&parent, dir.as_fd(), new_name)?;
         Ok(self.entry(cx, &inode, &st))
     }

@@ -139,6 +139,11 @@ impl FileSystem for Passthrough {
         Some(self)
     }
 
+    /// With `host_locks` the owners of locks would be lost.
+    fn survive(&self) -> Option<&dyn Survive> {
+        (!self.0.options.host_locks).then_some(self)
+    }
+
     fn forget(&self, node: Node, lookups: u64) {
         self.0.inodes.forget(node, lookups);
     }

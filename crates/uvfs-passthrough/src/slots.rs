@@ -1,5 +1,6 @@
 //! Numbers of nodes and open files: O(1) to look up, and never valid again once the object is gone.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use uvfs_sys::lock;
@@ -26,6 +27,8 @@ struct Slot<T> {
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// The generation that a slot begins with.
+    first: u32,
 }
 
 impl<T> Default for Slab<T> {
@@ -33,6 +36,7 @@ impl<T> Default for Slab<T> {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
+            first: 1,
         }
     }
 }
@@ -44,7 +48,7 @@ impl<T> Slab<T> {
             Some(index) => index,
             None if self.slots.len() < MAX_SLOTS => {
                 self.slots.push(Slot {
-                    generation: 1,
+                    generation: self.first,
                     value: None,
                 });
                 self.slots.len() as u32 - 1
@@ -57,6 +61,36 @@ impl<T> Slab<T> {
             u64::from(slot.generation) << 32 | u64::from(index) << SHARD_BITS | shard as u64;
         slot.value = Some(make(number));
         Some(number)
+    }
+
+    /// Puts a value under the number that it had in an earlier process; false where another has the slot.
+    pub(crate) fn restore(&mut self, number: u64, value: T) -> bool {
+        let index = number as u32 as usize >> SHARD_BITS;
+        while self.slots.len() <= index {
+            self.slots.push(Slot {
+                generation: 0,
+                value: None,
+            });
+        }
+        let slot = &mut self.slots[index];
+        if slot.value.is_some() || number >> 32 == 0 {
+            return false;
+        }
+        slot.generation = (number >> 32) as u32;
+        slot.value = Some(value);
+        true
+    }
+
+    /// To be called when all are restored. The free slots begin with any generation from now on, so that numbers which
+    /// the earlier process has given are not given again.
+    pub(crate) fn restored(&mut self) {
+        self.first = (RandomState::new().hash_one(0) as u32).max(1);
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if slot.value.is_none() {
+                slot.generation = self.first;
+                self.free.push(index as u32);
+            }
+        }
     }
 
     fn slot(&mut self, number: u64) -> Option<&mut Slot<T>> {
@@ -103,6 +137,18 @@ impl<T> Table<T> {
         number.map(Handle)
     }
 
+    /// As [`Slab::restore`].
+    pub(crate) fn restore(&self, fh: Handle, value: Arc<T>) -> bool {
+        lock(&self.shards[shard_of(fh.0)]).restore(fh.0, value)
+    }
+
+    /// As [`Slab::restored`].
+    pub(crate) fn restored(&self) {
+        for shard in &self.shards {
+            lock(shard).restored();
+        }
+    }
+
     pub(crate) fn get(&self, fh: Handle) -> Option<Arc<T>> {
         lock(&self.shards[shard_of(fh.0)]).get(fh.0).cloned()
     }
@@ -145,5 +191,25 @@ mod tests {
         for number in [0, 1, u64::MAX] {
             assert!(table.get(Handle(number)).is_none());
         }
+    }
+
+    /// What is restored has its old number, and no new one has a number that was given before.
+    #[test]
+    fn a_restored_thing_has_its_old_number() {
+        let old = Table::default();
+        let numbers: Vec<Handle> = (0..200).map(|n| old.insert(Arc::new(n)).unwrap()).collect();
+        let table = Table::default();
+        for &n in &[150, 7, 99] {
+            assert!(table.restore(numbers[n], Arc::new(n)));
+            assert!(!table.restore(numbers[n], Arc::new(n)));
+        }
+        assert!(!table.restore(Handle(3), Arc::new(3)));
+        table.restored();
+        let new: Vec<Handle> = (0..400)
+            .map(|n| table.insert(Arc::new(1000 + n)).unwrap())
+            .collect();
+        assert!(new.iter().all(|number| !numbers.contains(number)));
+        assert_eq!(*table.get(numbers[99]).unwrap(), 99);
+        assert_eq!(*table.remove(numbers[7]).unwrap(), 7);
     }
 }

@@ -82,7 +82,15 @@ impl Source {
         let fd = self.path_fd(&inode)?;
         let path = ProcPath::new(fd.as_fd());
         let set = |_: &Caller| rustix::fs::setxattr(path.as_c_str(), name, value, flags);
-        self.creds.as_caller(cx, None, set)?;
+        match self.creds.as_caller(cx, None, set) {
+            Err(Errno::EXIST) if self.again(cx).is_some() => {
+                let now = sized(|value| rustix::fs::getxattr(path.as_c_str(), name, value))?;
+                if now != value {
+                    return Err(Errno::EXIST);
+                }
+            }
+            set => set?,
+        }
         if kill_sgid {
             let mode = u32::from(sys::stat(fd.as_fd())?.stx_mode);
             if mode & libc::S_ISGID != 0 {
@@ -101,6 +109,9 @@ impl Source {
         let fd = self.path_fd(&inode)?;
         let path = ProcPath::new(fd.as_fd());
         let remove = |_: &Caller| rustix::fs::removexattr(path.as_c_str(), name);
-        self.creds.as_caller(cx, None, remove)
+        match self.creds.as_caller(cx, None, remove) {
+            Err(Errno::NODATA) if self.again(cx).is_some() => Ok(()),
+            removed => removed,
+        }
     }
 }

@@ -4,6 +4,7 @@ mod clients;
 mod error;
 mod listing;
 mod session;
+mod survive;
 mod types;
 
 use std::ffi::CStr;
@@ -16,6 +17,7 @@ pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use session::{SessionHandle, Sizes};
+pub use survive::{Again, MOST_SAVED, Orphans, Survive};
 pub(crate) use types::IOC_WRITE;
 pub use types::{
     Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,
@@ -97,6 +99,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// How clients over shared memory use the file system, beyond what the kernel asks for: see
     /// [`ClientSupport`]. Without it programs under `uvfs run` go on through the kernel.
     fn clients(&self) -> Option<&dyn ClientSupport> {
+        None
+    }
+
+    /// How the mount outlives its server, if it can ([`survive`](crate::survive)).
+    fn survive(&self) -> Option<&dyn Survive> {
         None
     }
 

@@ -49,6 +49,7 @@ pub mod signals;
 pub mod slow;
 mod stage;
 pub mod stats;
+pub mod survive;
 mod switch;
 mod token;
 mod transport;

@@ -18,6 +18,7 @@ use crate::request::{Message, Request};
 use crate::session::Session;
 use crate::stage;
 use crate::stats::QueueStats;
+use crate::survive::Ledger;
 
 /// Serves a request of the kernel's.
 pub(crate) async fn serve<F: FileSystem>(
@@ -27,9 +28,31 @@ pub(crate) async fn serve<F: FileSystem>(
 ) -> Outcome {
     let private = message.private();
     match Request::decode(message, &private, Origin::Kernel, session.negotiated()) {
-        Ok(request) => pin!(execute(session, stats, &request)).await,
+        Ok(request) => match session.ledger() {
+            None => pin!(execute(session, stats, &request)).await,
+            Some(ledger) => {
+                let outliving = outliving(session, stats, ledger, message.slot, &request);
+                Box::pin(outliving).await
+            }
+        },
         Err(errno) => refuse(stats, message.header.opcode, errno),
     }
+}
+
+/// Serves a request of a mount that outlives its server: all that the answer makes true is written down before it is sent.
+async fn outliving<F: FileSystem>(
+    session: &Session<F>,
+    stats: &QueueStats,
+    ledger: &Ledger,
+    slot: usize,
+    request: &Request<'_>,
+) -> Outcome {
+    if let Some(outcome) = ledger.begins(session.fs(), slot, request) {
+        return outcome;
+    }
+    let mut outcome = pin!(execute(session, stats, request)).await;
+    ledger.ends(session.fs(), request, &mut outcome);
+    outcome
 }
 
 /// Answers what can't be decoded, or is not allowed.

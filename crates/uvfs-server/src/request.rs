@@ -30,6 +30,8 @@ pub(crate) struct Message {
     pub(crate) input: Payload,
     /// Room for the answer's data. May be the same memory as `input`.
     pub(crate) room: Payload,
+    /// The number of the slot that it is served in, among those of all queues that read from `/dev/fuse`; else 0.
+    pub(crate) slot: usize,
 }
 
 /// A private copy of a payload. Most are a name.

@@ -18,11 +18,12 @@ use uvfs_sys::limits::explain;
 
 use crate::control::Control;
 use crate::drop_behind::DropBehind;
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Node};
 use crate::mount;
 use crate::session::{Init, Session};
 use crate::signals::Blocked;
 use crate::slow::Slow;
+use crate::survive;
 use crate::transport::attach::{self, ClientLimits, Clients};
 use crate::transport::{dev, uring};
 
@@ -126,6 +127,10 @@ impl Agreed {
     /// When the chosen transport is not available; the error of the file system's `init`.
     pub fn on<F: FileSystem>(session: &Session<F>, transport: Transport) -> io::Result<Self> {
         let init = session.read_init()?;
+        let transport = match session.ledger() {
+            Some(_) => Transport::Dev,
+            None => transport,
+        };
         let mut fallback = None;
         let without = match transport {
             Transport::Dev => refused(1),
@@ -185,6 +190,15 @@ impl<F: FileSystem> Server<F> {
                 .inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
                 .ok()
         });
+        let restored = match (session.ledger(), session.fs().survive()) {
+            (Some(ledger), Some(fs)) if ledger.generation() > 1 => {
+                let nodes = ledger.restore(fs)?;
+                // Before any queue reads: what this server has under way would come a second time.
+                session.notifier().resend()?;
+                Some(nodes)
+            }
+            _ => None,
+        };
         let behind = session.drop_behind()?;
         let slow = Slow::start(&session)?;
         // See docs/waiting.md.
@@ -216,6 +230,9 @@ impl<F: FileSystem> Server<F> {
                 Ok(Some(error)) => return Err(error),
                 Err(_) => return Err(io::Error::other("a queue's thread did not start")),
             }
+        }
+        if let Some(nodes) = restored {
+            clean_up(session.clone(), nodes)?;
         }
         Ok(Self {
             session,
@@ -326,19 +343,34 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         let device = self.session.device().try_clone_to_owned()?;
         let session = self.session.clone();
         self.start("uvfs-device".into(), move |started| {
-            dev::run(&Runtime::new(wait)?, session, device, wait, true, started)
+            dev::run(
+                &Runtime::new(wait)?,
+                session,
+                device,
+                0,
+                wait,
+                true,
+                started,
+            )
         })
     }
 
     /// A thread for each core that reads requests from `/dev/fuse`.
     fn start_dev(&mut self) -> io::Result<()> {
         let wait = self.wait;
-        for (core, device) in devices(self.session, &self.cores)? {
+        let open = || devices(self.session, &self.cores);
+        let devices = match self.session.ledger() {
+            Some(ledger) => ledger.devices(open)?,
+            None => open()?,
+        };
+        // Of a mount that has outlived a server there are as many as that one had cores.
+        let cores = self.cores.clone().into_iter().cycle();
+        for (queue, (device, core)) in devices.into_iter().zip(cores).enumerate() {
             let session = self.session.clone();
             self.start(format!("uvfs-worker-{core}"), move |started| {
                 bind(core);
                 let runtime = Runtime::new(wait)?;
-                dev::run(&runtime, session, device, wait, false, started)
+                dev::run(&runtime, session, device, queue, wait, false, started)
             })?;
         }
         Ok(())
@@ -347,22 +379,34 @@ impl<F: FileSystem> QueueThreads<'_, F> {
 
 /// A descriptor for each core's worker. If `/dev/fuse` can't be opened again there is one worker only: workers can't
 /// share a descriptor, because each decides for itself whether it blocks.
-fn devices<F: FileSystem>(
-    session: &Session<F>,
-    cores: &[usize],
-) -> io::Result<Vec<(usize, OwnedFd)>> {
+fn devices<F: FileSystem>(session: &Session<F>, cores: &[usize]) -> io::Result<Vec<OwnedFd>> {
     let clones: io::Result<Vec<_>> = cores
         .iter()
-        .map(|&core| Ok((core, mount::clone_device(session.raw_device())?)))
+        .map(|_| mount::clone_device(session.raw_device()))
         .collect();
     match clones {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             tracing::info!(%error, "one worker");
-            let first = *cores.first().ok_or(io::ErrorKind::NotFound)?;
-            Ok(vec![(first, session.device().try_clone_to_owned()?)])
+            Ok(vec![session.device().try_clone_to_owned()?])
         }
         clones => clones,
     }
+}
+
+/// Cleans up after an earlier server, on a thread of its own: the kernel waits for requests to be answered before it drops
+/// pages.
+fn clean_up<F: FileSystem>(session: Arc<Session<F>>, nodes: Vec<Node>) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("uvfs-cleans-up".into());
+    thread.spawn(move || {
+        if let Err(error) = session.drop_old(nodes) {
+            tracing::warn!(%error, "what the kernel has cached may be old");
+        }
+        std::thread::sleep(survive::SETTLES);
+        if let Some(ledger) = session.ledger() {
+            ledger.settle();
+        }
+    })?;
+    Ok(())
 }
 
 /// Binds the calling thread to a core. If a sandbox forbids that, the thread is only slower.

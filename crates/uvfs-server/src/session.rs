@@ -20,11 +20,12 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
-use crate::fs::{Config, Error, FileSystem, Result};
+use crate::fs::{Config, Error, FileSystem, HostChange, Node, Result};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrievals};
 pub(crate) use crate::request::DEPTH;
-use crate::stats::{self, Attached, OpCount, QueueStats, Report, WatchReport};
+use crate::stats::{self, Attached, OpCount, QueueStats, Report, SurviveReport, WatchReport};
+use crate::survive::Ledger;
 use crate::token;
 use uvfs_sys::lock;
 
@@ -107,6 +108,8 @@ pub struct Session<F> {
     pub(crate) copies_not: AtomicBool,
     /// Paths of the files that slow requests are about.
     pub(crate) slow: stuck::Names,
+    /// What the next server of the mount gets, if there may be one.
+    ledger: OnceLock<Arc<Ledger>>,
     began: Instant,
 }
 
@@ -123,6 +126,8 @@ pub struct Offered {
 pub struct Init {
     header: abi::InHeader,
     arg: abi::InitIn,
+    /// An earlier server has answered it.
+    answered: bool,
 }
 
 impl Init {
@@ -167,6 +172,7 @@ impl<F: FileSystem> Session<F> {
             backed: AtomicU64::new(0),
             copies_not: AtomicBool::new(false),
             slow: stuck::Names::default(),
+            ledger: OnceLock::new(),
             began: Instant::now(),
         }
     }
@@ -268,11 +274,54 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
+    /// The mount outlives this server, whose state is kept in `ledger` ([`survive`](crate::survive)). To be called before
+    /// [`Server::start`](crate::Server::start), which then serves over `/dev/fuse`.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the file system has no [`FileSystem::survive`].
+    pub fn outlives(&self, ledger: &Arc<Ledger>) -> io::Result<()> {
+        if self.fs.survive().is_none() {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let _ = self.ledger.set(ledger.clone());
+        Ok(())
+    }
+
+    /// What the next server gets, if there may be one.
+    pub(crate) fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.ledger.get()
+    }
+
+    /// Has the kernel drop what it may have cached and is old by now, after an earlier server was killed: that one may have
+    /// answered a change whose notification it did not send.
+    pub(crate) fn drop_old(&self, nodes: Vec<Node>) -> io::Result<()> {
+        let notifier = self.notifier();
+        if self.fs.watch().is_some_and(|watch| watch.why_not.is_none()) {
+            self.coherence.host_changed(HostChange::Anything(nodes));
+            return Ok(());
+        }
+        // An older kernel keeps names for as long as it was told.
+        let _ = notifier.new_epoch();
+        for node in nodes {
+            notifier.invalidate_inode(node, -1, 0)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the kernel's first request.
     ///
     /// # Errors
     /// When the mount is gone, or speaks a protocol older than 7.31.
     pub fn read_init(&self) -> io::Result<Init> {
+        if let Some(ledger) = self.ledger()
+            && let Some(arg) = ledger.init()?
+        {
+            return Ok(Init {
+                header: abi::InHeader::default(),
+                arg,
+                answered: true,
+            });
+        }
         let mut message = vec![0; abi::MIN_READ_BUFFER + 4096 + self.options.max_write as usize];
         loop {
             let len = match rustix::io::read(&self.device, &mut message) {
@@ -308,7 +357,11 @@ impl<F: FileSystem> Session<F> {
                     abi::MIN_MINOR_VERSION
                 )));
             }
-            return Ok(Init { header, arg });
+            return Ok(Init {
+                header,
+                arg,
+                answered: false,
+            });
         }
     }
 
@@ -336,6 +389,7 @@ impl<F: FileSystem> Session<F> {
         let agreed = agreed.and_then(|()| self.largest_write(&config));
         let max_write = match agreed {
             Ok(max_write) => max_write,
+            Err(error) if init.answered => return Err(error.into()),
             Err(error) => {
                 self.reply_error(init.header.unique, error.errno())?;
                 return Err(error.into());
@@ -371,6 +425,12 @@ impl<F: FileSystem> Session<F> {
             return Err(invalid("a second INIT".into()));
         }
         tracing::debug!(minor, ?flags, max_write, "negotiated");
+        if init.answered {
+            return Ok(());
+        }
+        if let Some(ledger) = self.ledger() {
+            ledger.agreed(&init.arg);
+        }
         self.reply(init.header.unique, out.as_bytes())
     }
 
@@ -514,6 +574,10 @@ impl<F: FileSystem> Session<F> {
         });
         report.counts = counts.collect();
         report.leases = self.coherence.leases();
+        report.survive = self.ledger().map(|ledger| SurviveReport {
+            generation: ledger.generation(),
+            sent_again: ledger.sent_again(),
+        });
         report.stuck = stuck::stuck(&self.interrupts, &self.slow, self.options.slow);
         report.uptime_s = self.began.elapsed().as_secs();
         report

@@ -322,9 +322,21 @@ pub struct Report {
     /// Leases that clients have.
     #[serde(default)]
     pub leases: Leases,
+    /// How often the mount has outlived its server. Nothing for a mount that does not.
+    #[serde(default)]
+    pub survive: Option<SurviveReport>,
     /// Requests that have waited for longer than the mount's `slow`, the oldest first, at most 64.
     #[serde(default)]
     pub stuck: Vec<StuckRequest>,
+}
+
+/// How often a mount has outlived its server.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SurviveReport {
+    /// How many servers the mount has had, this one included.
+    pub generation: u64,
+    /// Requests that the kernel has sent again, because a server was killed before it answered them.
+    pub sent_again: u64,
 }
 
 /// How many leases clients have.

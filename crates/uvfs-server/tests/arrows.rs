@@ -15,6 +15,7 @@ fn dependencies_of_modules_go_down() {
         "session",
         "drop_behind",
         "coherence",
+        "survive",
         "request",
         "lease",
         "stats",

@@ -1,9 +1,10 @@
 //! Small parts that several crates need: locks that outlive a panic, the structures of Linux AIO, the mount
-//! table, the limits behind errors, and the list of a file's extended attributes.
+//! table, the limits behind errors, processes that share descriptors, and the list of a file's extended attributes.
 
 pub mod aio;
 pub mod limits;
 pub mod mountinfo;
+pub mod process;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -16,6 +16,7 @@ use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount;
 use uvfs_sys::limits;
+use uvfs_sys::process::SignalSet;
 
 /// How long a mount may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -101,6 +102,15 @@ impl Report {
         // The process that was started may have been killed meanwhile; the mount stays.
         drop(wrote);
         Ok(())
+    }
+
+    /// Leaves the terminal to the keeper of this server's mount, which passes on the signals that come from it; in the
+    /// background, leaves it for the system's log.
+    pub fn leaves_terminal(&self) {
+        match self.child {
+            Some(_) => drop(rustix::process::setpgid(None, None)),
+            None => uvfs_cli::log::to_system(),
+        }
     }
 
     /// Reports that the server failed, for this reason. True if another process shows it.
@@ -249,42 +259,11 @@ fn look(path: &Path) -> Result<(), Errno> {
     }
 }
 
-/// The signals that end a server, blocked for every thread that is started after this.
-pub struct Signals(libc::sigset_t);
-
-impl Signals {
-    /// Blocks SIGTERM, SIGINT and SIGHUP. Ignores SIGXFSZ: a caller's write beyond the limit that the server has for
-    /// the size of files (RLIMIT_FSIZE) is to fail with EFBIG, and not to end the server.
-    pub fn block() -> Self {
-        // SAFETY: the set is written by sigemptyset before anything reads it; all pointers are to
-        // local values. To ignore a signal runs no code.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-                libc::sigaddset(&mut set, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            Self(set)
-        }
-    }
-
-    /// Waits for one and gives its number; nothing after this time.
-    pub fn wait(&self, time: Option<Duration>) -> Option<i32> {
-        let time = time.map(|time| libc::timespec {
-            tv_sec: time.as_secs() as libc::time_t,
-            tv_nsec: time.subsec_nanos().into(),
-        });
-        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        loop {
-            // SAFETY: the set was filled by `block`; the time is none, or lives over the call.
-            let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), time) };
-            match io::Error::last_os_error().kind() {
-                _ if signal > 0 => return Some(signal),
-                io::ErrorKind::Interrupted => {}
-                _ => return None,
-            }
-        }
-    }
+/// Blocks SIGTERM, SIGINT and SIGHUP, which end a server, for every thread that is started after this. Ignores SIGXFSZ: a
+/// caller's write beyond the limit that the server has for the size of files (RLIMIT_FSIZE) is to fail with EFBIG, and
+/// not to end the server.
+pub fn block_signals() -> SignalSet {
+    // SAFETY: to ignore a signal runs no code.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    SignalSet::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
 }

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result, duration, log, warn};
 use uvfs_io::device::Device;
 use uvfs_io::engine::{Engine, EngineKind};
@@ -23,12 +24,16 @@ use uvfs_passthrough::{Backed, Passthrough};
 use uvfs_server::layers::{Layer, ReadOnly};
 use uvfs_server::mount::ending::{self, Stage};
 use uvfs_server::mount::{self, Ending, Mount, MountOptions};
-use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
+use uvfs_server::survive::{self, Worker};
+use uvfs_server::{
+    ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions, Transport,
+};
 use uvfs_sys::limits;
+use uvfs_sys::process::SignalSet;
 use uvfs_xfs::XfsFs;
 
 use crate::confine;
-use crate::daemon::{self, Asked, Report, Side, Signals};
+use crate::daemon::{self, Asked, Report, Side};
 use crate::image::{self, Opened, remote};
 use crate::options::{self, Options};
 use crate::umount;
@@ -123,6 +128,9 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         *path = (path.canonicalize()).context(|| path.display().to_string())?;
     }
     let uri = image::remote::uri(source);
+    if options.survive {
+        options.transport = survives_over(&options, uri.is_some())?;
+    }
     if uri.is_none() {
         options.remote.none()?;
     }
@@ -130,6 +138,9 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         Some(_) => (source.to_owned(), None),
         None => directory_or_image(source, options.logdev.as_deref())?,
     };
+    if options.survive && image.is_some() {
+        return Err(only_directories());
+    }
     let place = place(mountpoint)?;
     if !options.nonempty {
         hides_nothing(&source, &place.path)?;
@@ -145,6 +156,26 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         let _ = std::fs::remove_dir(&place.path);
     }
     served
+}
+
+fn only_directories() -> Error {
+    Error::usage("-o survive: only for directories")
+}
+
+/// The transport of a mount that outlives its server, if the other options allow that.
+fn survives_over(options: &Options, remote: bool) -> Result<Transport> {
+    let why = match options {
+        _ if remote => return Err(only_directories()),
+        _ if options.auto_unmount => "auto_unmount: the mount is to stay when its server is killed",
+        _ if options.passthrough.host_locks => {
+            "host_locks: the next server would not have the locks"
+        }
+        _ if options.transport == Transport::Uring => {
+            "transport=uring: what a killed server had begun is only sent again over /dev/fuse"
+        }
+        _ => return Ok(Transport::Dev),
+    };
+    Err(Error::usage(format!("-o survive: not with {why}")))
 }
 
 /// Finds the source on the host, and opens it if it is an image.
@@ -259,7 +290,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
     raise_limit();
     // Before the first thread starts: a signal to a thread that does not block it would end the server without
     // unmounting. `mounted` blocks them again, to wait for them.
-    Signals::block();
+    daemon::block_signals();
     let served = match opened {
         Source::Directory(root) => {
             confine::directory_server();
@@ -512,7 +543,7 @@ fn mounted<F: FileSystem>(
     report: &mut Report,
 ) -> Result<ExitCode> {
     let path = place.path.as_path();
-    let signals = Signals::block();
+    let signals = daemon::block_signals();
     let name = options
         .fsname
         .clone()
@@ -529,6 +560,10 @@ fn mounted<F: FileSystem>(
     };
     let made = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
     let mut unmount = Unmount(Some(made.clone()));
+    let worker = match options.survive {
+        true => Some(keep(&made, options.foreground).context(|| path.display().to_string())?),
+        false => None,
+    };
     let session = Arc::new(Session::new(
         fs,
         made.device().context(|| path.display().to_string())?,
@@ -542,6 +577,10 @@ fn mounted<F: FileSystem>(
             synchronous: options.flags.contains(MountFlags::SYNCHRONOUS),
         },
     ));
+    if let Some(worker) = &worker {
+        let outlives = session.outlives(worker.ledger());
+        outlives.context(|| path.display().to_string())?;
+    }
     prepare(&session);
     let server_options = ServerOptions {
         transport: options.transport,
@@ -565,6 +604,13 @@ fn mounted<F: FileSystem>(
         Error::new(format!("{}: {why}", path.display()))
     };
     let server = server.map_err(failed)?;
+    if let Some(before) = worker.as_ref().and_then(Worker::before) {
+        report.leaves_terminal();
+        tracing::error!("{}: {before}; this one goes on", path.display());
+        let cut_off = end_on_signals(signals, made).map_err(failed)?;
+        unmount.0 = None;
+        return ended(server, &cut_off, path);
+    }
     report.answers().context(|| path.display().to_string())?;
     if let Err(error) = mount::set_readahead(path, options.max_readahead) {
         tracing::debug!(%error, "readahead stays as the kernel has it");
@@ -580,6 +626,28 @@ fn mounted<F: FileSystem>(
     let cut_off = end_on_signals(signals, made).map_err(failed)?;
     unmount.0 = None;
     report.ready()?;
+    if let Some(worker) = &worker {
+        report.leaves_terminal();
+        worker.ready();
+    }
+    ended(server, &cut_off, path)
+}
+
+/// Makes this process the keeper of a mount, and forks the server; returns in each of those.
+fn keep(made: &Mount, foreground: bool) -> io::Result<Worker> {
+    let ready = || match foreground {
+        // The process that systemd knows.
+        true => drop(sd_notify::notify(&[NotifyState::Ready])),
+        false => {
+            let _ = rustix::process::setsid();
+            log::to_system();
+        }
+    };
+    survive::keep(made, ready)
+}
+
+/// Waits for the end of a mount.
+fn ended<F: FileSystem>(server: Server<F>, cut_off: &AtomicBool, path: &Path) -> Result<ExitCode> {
     server.wait();
     match cut_off.load(Ordering::Relaxed) {
         true => Err(Error::new(format!(
@@ -600,7 +668,7 @@ fn say(what: &str) {
 
 /// Starts the thread that waits for the signals, which end the mount step by step ([`Ending`]). The flag is set if
 /// they have cut off its users.
-fn end_on_signals(signals: Signals, mount: Mount) -> io::Result<Arc<AtomicBool>> {
+fn end_on_signals(signals: SignalSet, mount: Mount) -> io::Result<Arc<AtomicBool>> {
     let cut_off = Arc::new(AtomicBool::new(false));
     let outcome = cut_off.clone();
     std::thread::Builder::new().spawn(move || {

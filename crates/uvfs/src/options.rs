@@ -57,6 +57,9 @@ Mount options (-o, comma separated; a later one wins):
                              day; never caches no data, names or attributes
   kernel_cache, auto_cache   as in libfuse, data alone: what the kernel has cached of a file stays
                              valid over opens; or does unless the file has changed (default)
+  survive                    directories: the mount outlives its server. When a signal kills that, or
+                             when it crashes, another one goes on, and no program sees an error.
+                             Implies transport=dev; not with host_locks or auto_unmount
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=TIME, entry_timeout=TIME, negative_timeout=TIME
@@ -175,6 +178,8 @@ pub struct Options {
     pub nonempty: bool,
     /// The mount goes with its server, however that ends.
     pub auto_unmount: bool,
+    /// The mount outlives its server.
+    pub survive: bool,
     pub flags: MountFlags,
     pub max_write: u32,
     /// At least `max_write`, if none.
@@ -234,7 +239,7 @@ const VALUES: &[&str] = words! {
 /// Words without one, but for those in [`FLAGS`].
 const PLAIN: &[&str] = words! {
     allow_other auto_cache auto_unmount default_permissions direct_io foreground host_locks
-    image kernel_cache metadata nofail nonempty nopassthrough remount uncached writeback xdev
+    image kernel_cache metadata nofail nonempty nopassthrough remount survive uncached writeback xdev
 };
 
 /// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
@@ -251,6 +256,7 @@ impl Default for Options {
             default_permissions: false,
             nonempty: false,
             auto_unmount: false,
+            survive: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_write: largest_request(MOST_WRITE),
             max_read: None,
@@ -509,6 +515,7 @@ impl Options {
             "file_mode" => self.remote.file_mode = Some(permissions(wanted()?)?),
             "dir_mode" => self.remote.dir_mode = Some(permissions(wanted()?)?),
             "foreground" => self.foreground = true,
+            "survive" => self.survive = true,
             "nofail" => self.nofail = true,
             "remount" => self.remount = true,
             "user" | "comment" | "helper" | "uhelper" => {}

@@ -11,7 +11,7 @@ use uvfs_passthrough::Passthrough;
 use uvfs_server::slow::Slow;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 
-use crate::daemon::Signals;
+use crate::daemon::block_signals;
 use crate::mount::raise_limit;
 use crate::options;
 
@@ -51,7 +51,7 @@ pub struct Args {
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
     let name = args.source.display().to_string();
-    let signals = Signals::block();
+    let signals = block_signals();
     // Each open file of a client is one here.
     raise_limit();
     let fs = Passthrough::open(&args.source, uvfs_passthrough::Options::default())

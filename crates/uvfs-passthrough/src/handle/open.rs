@@ -7,7 +7,7 @@ use crate::meta::has_set_id;
 use crate::namespace::name_ok;
 use crate::sys::{self, Result};
 use crate::{KeepCache, Source, meta};
-use rustix::fs::{AtFlags, OFlags, Statx};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -271,6 +271,13 @@ impl Source {
                     adopted.inspect_err(|_| self.unmake(cx, dir.as_fd(), name, fd.as_fd()))?;
                 let again = flags - (OFlags::CREATE | OFlags::EXCL);
                 let fd = self.by_rules(&inode, fd, again);
+                self.opened_entry(cx, inode, &st, fd, how)
+            }
+            // As the server: the caller may not open a file again that it has made for reading only.
+            Err(Errno::EXIST) if self.made_before(cx, dir.as_fd(), name) => {
+                let again = flags - (OFlags::CREATE | OFlags::EXCL);
+                let fd = rustix::fs::openat(dir.as_fd(), name, again, Mode::empty())?;
+                let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
                 self.opened_entry(cx, inode, &st, fd, how)
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {

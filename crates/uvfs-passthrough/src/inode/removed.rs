@@ -41,7 +41,7 @@ impl Removed {
     }
 
     /// Keeps a descriptor of an inode. A second one closes without a lock.
-    fn keep(&self, uid: u32, inode: &Arc<Inode>, fd: OwnedFd) {
+    pub(super) fn keep(&self, uid: u32, inode: &Arc<Inode>, fd: OwnedFd) {
         let cached = {
             let mut state = inode.state();
             if state.kept.is_some() {

@@ -172,6 +172,35 @@ impl Inodes {
         Ok(inode)
     }
 
+    /// Makes a node known that was known to an earlier process.
+    pub(super) fn restore(&self, inode: Arc<Inode>, lookups: u64) -> Result<()> {
+        let index = Self::shard(&inode.key);
+        if index != shard_of(inode.node.0) || inode.key == self.root.key {
+            return Err(Errno::STALE);
+        }
+        let mut shard = lock(&self.shards[index]);
+        let by_key = ByKey {
+            hash: inode.key.hash,
+            inode: inode.clone(),
+        };
+        if shard.by_key.contains(&by_key) {
+            return Err(Errno::EXIST);
+        }
+        let node = inode.node.0;
+        if !shard.slots.restore(node, Known { inode, lookups }) {
+            return Err(Errno::EXIST);
+        }
+        shard.by_key.insert(by_key);
+        Ok(())
+    }
+
+    /// To be called when all nodes are restored.
+    pub(crate) fn restored(&self) {
+        for shard in &self.shards {
+            lock(shard).slots.restored();
+        }
+    }
+
     /// Counts one more lookup of a node.
     pub(crate) fn remember(&self, node: Node) -> Result<()> {
         if node == ROOT {

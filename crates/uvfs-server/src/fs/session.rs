@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use super::{HostChange, Node};
+use super::{Again, Context, HostChange, Node};
 use crate::notify::Notifier;
 
 /// Says how long a file is, if that is known at once.
@@ -82,6 +82,34 @@ pub trait SessionHandle: Send + Sync {
         if let Some(outer) = self.outer() {
             outer.unregister_backing(node, id);
         }
+    }
+
+    /// Counts a registration that an earlier server of the mount made, and that still holds.
+    fn restored_backing(&self, node: Node) {
+        if let Some(outer) = self.outer() {
+            outer.restored_backing(node);
+        }
+    }
+
+    /// Whether the mount outlives its server ([`survive`](crate::survive)).
+    fn outlives(&self) -> bool {
+        self.outer().is_some_and(|outer| outer.outlives())
+    }
+
+    /// Keeps a number of the file system's own for the next server, before a handler does what must not be done twice:
+    /// for instance the size of a file that it is about to append to. Only for requests that change something other
+    /// than attributes and data at a fixed place.
+    fn note(&self, cx: &Context, note: u64) {
+        if let Some(outer) = self.outer() {
+            outer.note(cx, note);
+        }
+    }
+
+    /// Whether an earlier server had begun this request when it was killed, so that it may be done already. If the
+    /// handler finds that it is (a name that it is to make exists since then, or one that it is to remove is
+    /// missing), it answers as it would have then.
+    fn again(&self, cx: &Context) -> Option<Again> {
+        self.outer()?.again(cx)
     }
 
     /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer

@@ -122,6 +122,12 @@ macro_rules! layer {
                 self.inner().clients()
             }
 
+            /// As [`FileSystem::survive`]: that of the file system below. For a layer that has nodes or handles of its
+            /// own, or changes their numbers, it is nothing.
+            fn survive(&self) -> Option<&dyn Survive> {
+                self.inner().survive()
+            }
+
             /// As [`FileSystem::forget`].
             fn forget(&self, node: Node, lookups: u64) {
                 self.inner().forget(node, lookups);
@@ -158,6 +164,10 @@ macro_rules! layer {
 
             fn clients(&self) -> Option<&dyn ClientSupport> {
                 Layer::clients(self)
+            }
+
+            fn survive(&self) -> Option<&dyn Survive> {
+                Layer::survive(self)
             }
 
             fn forget(&self, node: Node, lookups: u64) {

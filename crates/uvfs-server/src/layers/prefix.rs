@@ -127,6 +127,11 @@ impl<F: FileSystem> Layer for Prefix<F> {
         self.fs.clients().map(|_| self as _)
     }
 
+    /// The root would have two numbers.
+    fn survive(&self) -> Option<&dyn Survive> {
+        None
+    }
+
     /// The root's lookup is not taken back before the end.
     fn forget(&self, node: Node, lookups: u64) {
         if node != ROOT {

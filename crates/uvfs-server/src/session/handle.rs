@@ -8,14 +8,16 @@ use rustix::io::Errno;
 
 use super::{Session, UNMOUNTED};
 use crate::coherence::Coherence;
-use crate::fs::{FileSystem, HostChange, Node, SessionHandle, Sizes};
+use crate::fs::{Again, Context, FileSystem, HostChange, Node, SessionHandle, Sizes};
 use crate::notify::{Notifier, Retrievals};
+use crate::survive::Ledger;
 
 /// The handle of a session.
 struct Handle {
     device: Weak<OwnedFd>,
     coherence: Weak<Coherence>,
     retrievals: Retrievals,
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl<F: FileSystem> Session<F> {
@@ -29,6 +31,7 @@ impl<F: FileSystem> Session<F> {
             device,
             coherence: Arc::downgrade(&self.coherence),
             retrievals: self.retrievals.clone(),
+            ledger: self.ledger().cloned(),
         })
     }
 }
@@ -61,6 +64,27 @@ impl SessionHandle for Handle {
             tracing::debug!(%error, id, "backing file");
         }
         coherence.passed(node.0);
+    }
+
+    fn restored_backing(&self, node: Node) {
+        if let Some(coherence) = self.coherence.upgrade() {
+            let free = coherence.pass(node.0);
+            debug_assert!(free, "there is no client yet");
+        }
+    }
+
+    fn outlives(&self) -> bool {
+        self.ledger.is_some()
+    }
+
+    fn note(&self, cx: &Context, note: u64) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note(cx.unique, note);
+        }
+    }
+
+    fn again(&self, cx: &Context) -> Option<Again> {
+        self.ledger.as_ref()?.again(cx.unique)
     }
 
     fn attributes_changed(&self, node: Node) {

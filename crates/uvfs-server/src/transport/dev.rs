@@ -67,7 +67,7 @@ struct DevWorker<F> {
     over: Cell<bool>,
 }
 
-/// Serves until the mount ends. Calls `started` once it has all that serving takes.
+/// Serves until the mount ends, as the queue with this number. Calls `started` once it has all that serving takes.
 ///
 /// # Errors
 /// When memory, the device or the runtime fails.
@@ -75,6 +75,7 @@ pub(crate) fn run<F: FileSystem>(
     runtime: &Runtime,
     session: Arc<Session<F>>,
     device: OwnedFd,
+    queue: usize,
     wait: WaitConfig,
     gathers: bool,
     started: impl FnOnce(),
@@ -85,6 +86,8 @@ pub(crate) fn run<F: FileSystem>(
         .map(|_| IoBuf::alloc(room))
         .collect::<io::Result<_>>()?;
     let stats = session.add_queue();
+    // A server that was killed may have left it polling.
+    rustix::fs::fcntl_setfl(&device, OFlags::empty())?;
     let worker = Rc::new(DevWorker {
         session,
         stats,
@@ -103,11 +106,11 @@ pub(crate) fn run<F: FileSystem>(
     let result: Rc<RefCell<io::Result<()>>> = Rc::new(RefCell::new(Ok(())));
     started();
     runtime.block_on(async move {
-        for buffer in buffers {
+        for (slot, buffer) in buffers.into_iter().enumerate() {
             let (worker, tasks, result) = (worker.clone(), tasks.clone(), result.clone());
             assert!(tasks.comes(), "the slots begin once");
             runtime::spawn(async move {
-                if let Err(error) = worker.slot(buffer).await {
+                if let Err(error) = worker.slot(queue * DEPTH + slot, buffer).await {
                     *result.borrow_mut() = Err(error);
                 }
                 worker.end();
@@ -228,7 +231,7 @@ impl<F: FileSystem> DevWorker<F> {
         }
     }
 
-    async fn slot(&self, buffer: IoBuf) -> io::Result<()> {
+    async fn slot(&self, number: usize, buffer: IoBuf) -> io::Result<()> {
         let message = buffer.slice(PAGE - BEFORE_DATA..buffer.len());
         let room = Payload::from(buffer.slice(PAGE..buffer.len() - PAGE));
         loop {
@@ -243,7 +246,7 @@ impl<F: FileSystem> DevWorker<F> {
                 return Ok(());
             };
             self.busy.set(self.busy.get() + 1);
-            let slot = self.take_apart(&message, len, &room);
+            let slot = self.take_apart(&message, len, &room, number);
             let opcode = slot.as_ref().map_or(0, |slot| slot.header.opcode);
             self.forgot.set(is_forget(opcode));
             self.pass_turn();
@@ -256,7 +259,13 @@ impl<F: FileSystem> DevWorker<F> {
     }
 
     /// A message's parts; nothing, and a log line, when it is none.
-    fn take_apart(&self, message: &IoBuf, len: usize, room: &Payload) -> Option<Message> {
+    fn take_apart(
+        &self,
+        message: &IoBuf,
+        len: usize,
+        room: &Payload,
+        slot: usize,
+    ) -> Option<Message> {
         const HEADER: usize = size_of::<InHeader>();
         let mut head = [0; HEADER + URING_OP_IN_OUT_SZ];
         let head = &mut head[..len.min(HEADER + URING_OP_IN_OUT_SZ)];
@@ -279,6 +288,7 @@ impl<F: FileSystem> DevWorker<F> {
             op_len: structure,
             input,
             room: room.clone(),
+            slot,
         })
     }
 

@@ -390,6 +390,7 @@ impl<F: FileSystem> Channel<F> {
             op_len: request.op_len,
             input,
             room,
+            slot: 0,
         };
         let send = |outcome: &Outcome, tail: &[u8], room: &Payload| {
             self.answer(request.id, &theirs, outcome, tail, room);

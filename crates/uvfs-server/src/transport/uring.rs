@@ -360,6 +360,7 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &QueueEntry) -> Recei
         op_len: structure_len(session, &header),
         input: room.slice(0..len),
         room,
+        slot: 0,
     };
     Received {
         slot,

@@ -1,0 +1,125 @@
+//! What the next server of a mount needs to find an inode again: docs/survive.md.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use uvfs_server::fs::{Node, Orphans};
+
+use super::{Inode, Key};
+use crate::Source;
+use crate::mount::Mount;
+use crate::survive::Reader;
+use crate::sys::{self, FileHandle, Result};
+
+/// No descriptor.
+const NONE: RawFd = -1;
+
+impl Source {
+    pub(crate) fn save_inode(&self, node: Node, to: &mut Vec<u8>) -> Result<()> {
+        let inode = self.inode(node)?;
+        let number = |fd: &dyn AsFd| fd.as_fd().as_raw_fd();
+        let kept = inode.state().kept.clone();
+        let fds = [
+            inode.mount.fd.as_ref().map(|fd| number(fd)),
+            inode.held.as_ref().map(|fd| number(fd)),
+            kept.as_ref().map(|fd| number(&**fd)),
+        ];
+        let words = [
+            inode.mount.id,
+            inode.key.ino,
+            u64::from(inode.key.device.0) << 32 | u64::from(inode.key.device.1),
+            inode.born.0 as u64,
+            u64::from(inode.kind) << 32 | u64::from(inode.born.1),
+        ];
+        to.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        to.extend(fds.iter().flat_map(|fd| fd.unwrap_or(NONE).to_ne_bytes()));
+        if let Some(handle) = &inode.key.handle {
+            let (kind, bytes) = handle.parts();
+            to.extend(kind.to_ne_bytes());
+            to.extend(bytes);
+        }
+        Ok(())
+    }
+
+    /// Makes an inode known again. What is claimed has to be the inode: a server that was killed may have closed a
+    /// descriptor, and opened another under the same number.
+    pub(crate) fn restore_inode(
+        &self,
+        node: Node,
+        lookups: u64,
+        saved: &[u8],
+        orphans: &mut Orphans,
+    ) -> Result<()> {
+        let mut saved = Reader(saved);
+        let [mount, ino, device, born, kind] = saved.words()?;
+        let [mount_fd, held, kept] = saved.numbers()?;
+        let handle = match saved.0.is_empty() {
+            true => None,
+            false => {
+                let [kind] = saved.numbers()?;
+                Some(FileHandle::from_parts(kind, saved.0).ok_or(Errno::INVAL)?)
+            }
+        };
+        let own = |fd: RawFd, orphans: &mut Orphans| match fd {
+            NONE => Ok(None),
+            fd => orphans.claim(fd).map(Some).map_err(|_| Errno::STALE),
+        };
+        let held = own(held, orphans)?;
+        let known = (self.mounts.all().into_iter()).find(|known| known.id == mount);
+        let mount = match known {
+            Some(known) => known,
+            None => {
+                let file = match &held {
+                    Some(held) => held.as_fd(),
+                    None => orphans.get(mount_fd).ok_or(Errno::STALE)?,
+                };
+                let st = sys::stat(file)?;
+                if st.stx_mnt_id != mount {
+                    return Err(Errno::STALE);
+                }
+                let mount = Arc::new(Mount::new(mount, file, &st));
+                if let Some(watcher) = self.mounts.watching.get() {
+                    watcher.add(&mount);
+                }
+                self.mounts.add(&mount);
+                mount
+            }
+        };
+        if held.is_none() && (handle.is_none() || mount.fd.is_none()) {
+            return Err(Errno::STALE);
+        }
+        let device = ((device >> 32) as u32, device as u32);
+        let inode = Arc::new(Inode {
+            node,
+            key: Key::of(mount.id, device, ino, handle),
+            kind: (kind >> 32) as u32,
+            born: (born as i64, kind as u32),
+            mount,
+            held,
+            used: AtomicBool::new(false),
+            opens: AtomicUsize::new(0),
+            state: Mutex::default(),
+        });
+        if let Some(held) = &inode.held {
+            if !inode.is(&sys::stat(held.as_fd())?) {
+                return Err(Errno::STALE);
+            }
+            self.holds(held);
+        }
+        {
+            // What the kernel has cached, and by what kind of open, is not known.
+            let mut state = inode.state();
+            state.was_backed = true;
+            state.set_id = inode.is_regular();
+        }
+        self.inodes.restore(inode.clone(), lookups)?;
+        if let Ok(Some(kept)) = own(kept, orphans)
+            && sys::stat(kept.as_fd()).is_ok_and(|st| inode.is(&st))
+        {
+            self.removed.keep(0, &inode, kept);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! File systems whose mounts outlive their server.
+
+use std::io;
+use std::time::SystemTime;
+
+pub use uvfs_sys::process::Orphans;
+
+use super::{Handle, Node};
+
+/// The most bytes that [`Survive::save_node`] and [`Survive::save_handle`] may give.
+pub const MOST_SAVED: usize = 216;
+
+/// A request that an earlier server had begun and did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Again {
+    /// When it was begun, by the clock of files' times (CLOCK_REALTIME_COARSE).
+    pub began: SystemTime,
+    /// What the file system noted then ([`SessionHandle::note`](super::SessionHandle::note)).
+    pub note: Option<u64>,
+}
+
+/// A file system whose mount outlives its server: the next server gets its nodes and open files, and serves on. See
+/// [`survive`](crate::survive) for how a program has that.
+///
+/// The session counts lookups and keeps what this trait saves, in memory that a crash leaves as it was. A server that was
+/// killed leaves its descriptors open. So what is saved of an open file may be the number of its descriptor, which the
+/// next server claims.
+///
+/// Requests that change something may come again after they were done: see
+/// [`SessionHandle::again`](super::SessionHandle::again).
+pub trait Survive: Send + Sync {
+    /// Appends to `to` what the next server finds the node by, at most [`MOST_SAVED`] bytes. It is called when the kernel
+    /// is about to be given the node for the first time, and when it has lost its last name.
+    ///
+    /// # Errors
+    /// The node will be stale (ESTALE) for the next server.
+    fn save_node(&self, node: Node, to: &mut Vec<u8>) -> io::Result<()>;
+
+    /// Appends to `to` what the next server needs of an open file, or of a directory, at most [`MOST_SAVED`] bytes.
+    ///
+    /// # Errors
+    /// The handle will be unknown (EBADF) to the next server.
+    fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()>;
+
+    /// Makes a node known, under its old number and with so many lookups. It is called before any request.
+    ///
+    /// The bytes are those that another version of the program may have saved. Check them, and what is claimed by them.
+    ///
+    /// # Errors
+    /// The node is stale (ESTALE) from now on.
+    fn restore_node(
+        &self,
+        node: Node,
+        lookups: u64,
+        saved: &[u8],
+        orphans: &mut Orphans,
+    ) -> io::Result<()>;
+
+    /// Makes an open file, or a directory, of a restored node known under its old number.
+    ///
+    /// # Errors
+    /// The handle is unknown (EBADF) from now on.
+    fn restore_handle(
+        &self,
+        directory: bool,
+        node: Node,
+        fh: Handle,
+        saved: &[u8],
+        orphans: &mut Orphans,
+    ) -> io::Result<()>;
+
+    /// All nodes and handles are restored: requests come from now on.
+    fn restored(&self) {}
+
+    /// Drops a restored handle, of which the kernel was never told.
+    fn drop_handle(&self, directory: bool, fh: Handle);
+}

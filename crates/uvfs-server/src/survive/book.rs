@@ -1,0 +1,485 @@
+//! The shared memory that a worker's successor reads: fixed records of words.
+//!
+//! Only the worker writes, and it may be killed between any two stores. So the word that makes a record valid is stored
+//! last, and taken away first. What a successor reads it checks, as any input: memory that a crash has overwritten must
+//! not lead to more than an error.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uvfs_proto::abi::InitIn;
+use uvfs_queue::shm::SharedMemory;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::fs::MOST_SAVED;
+
+/// "uvfsbook", and the version of what follows.
+const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
+const VERSION: u64 = 1;
+
+const WORD: usize = 8;
+/// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices, and
+/// from byte 64 on INIT and the devices.
+const HEADER: usize = 8192;
+const GENERATION: usize = 2 * WORD;
+const AGAIN: usize = 3 * WORD;
+const AGREED: usize = 4 * WORD;
+const DEVICE_COUNT: usize = 5 * WORD;
+const INIT: usize = 64;
+const DEVICES: usize = 256;
+/// As many cores have a connection of their own.
+const MOST_DEVICES: usize = (HEADER - DEVICES) / WORD;
+
+/// Bytes of an intent's record, and of its answer.
+const INTENT: usize = 512;
+const INTENT_HEAD: usize = 5 * WORD;
+pub(super) const ANSWER: usize = INTENT - INTENT_HEAD;
+/// Records of intents: of the slots of all queues, and as many that predecessors left.
+const SLOTS: usize = 1 << 14;
+const CARRIED: usize = 1 << 12;
+const INTENTS: usize = HEADER;
+
+/// Bytes of a record of a node or a handle.
+const RECORD: usize = RECORD_HEAD + MOST_SAVED;
+const RECORD_HEAD: usize = 5 * WORD;
+const RECORDS: usize = INTENTS + (SLOTS + CARRIED) * INTENT;
+/// As many nodes and handles a mount has at most. The memory is used only as they come.
+const MOST_RECORDS: usize = 1 << 25;
+const SIZE: usize = RECORDS + MOST_RECORDS * RECORD;
+
+/// The kind of a record, in the lowest byte of its first word. The next two bytes are the length of what is saved, and the
+/// upper half is the stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Node = 1,
+    File = 2,
+    Directory = 3,
+}
+
+/// A node or a handle as the book has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) kind: Kind,
+    /// Of two records of one node, which a worker that was killed may leave, the one with the higher stamp is newer.
+    pub(super) stamp: u32,
+    /// The node, or the handle.
+    pub(super) id: u64,
+    /// Lookups of the node; the node of the handle.
+    pub(super) value: u64,
+    /// The request that last added lookups, or opened the handle, and how many it added.
+    pub(super) by: u64,
+    pub(super) added: u64,
+    pub(super) saved: Vec<u8>,
+}
+
+/// A request that must not be done twice, as the book has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Intent {
+    pub(super) unique: u64,
+    /// Nanoseconds since 1970, by the clock that files' times come from.
+    pub(super) began: u64,
+    pub(super) note: Option<u64>,
+    /// What it was answered: the error, or 0, and the body.
+    pub(super) answer: Option<(i32, Vec<u8>)>,
+}
+
+/// Bits of the second word of an intent.
+const ANSWERED: u64 = 1;
+const NOTED: u64 = 2;
+
+/// The book.
+#[derive(Debug)]
+pub(crate) struct Book(SharedMemory);
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the state that the last server left: {what}"),
+    )
+}
+
+impl Book {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When there can be no shared memory of its size; it takes memory only as it is filled.
+    pub(crate) fn create() -> io::Result<Self> {
+        let book = Self(SharedMemory::create(c"uvfs-book", SIZE)?);
+        book.set(WORD, VERSION);
+        book.set(0, MAGIC);
+        Ok(book)
+    }
+
+    /// Checks that it is one of this version.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match (self.get(0), self.get(WORD)) {
+            (MAGIC, VERSION) => Ok(()),
+            (MAGIC, version) => Err(invalid(&format!(
+                "its version is {version}, and this server reads {VERSION}"
+            ))),
+            _ => Err(invalid("not a book")),
+        }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        self.0.u64_at(at)
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    /// How many workers there were, this one included.
+    pub(crate) fn generation(&self) -> u64 {
+        self.get(GENERATION)
+    }
+
+    /// A worker begins.
+    pub(super) fn next_generation(&self) {
+        self.set(GENERATION, self.generation() + 1);
+    }
+
+    /// Requests that the kernel has sent again.
+    pub(crate) fn sent_again(&self) -> u64 {
+        self.get(AGAIN)
+    }
+
+    pub(super) fn count_sent_again(&self) {
+        self.word(AGAIN).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The kernel's INIT, if it was answered.
+    pub(super) fn init(&self) -> io::Result<Option<InitIn>> {
+        match self.get(AGREED) {
+            0 => Ok(None),
+            1 => {
+                let mut bytes = [0; size_of::<InitIn>()];
+                self.0.read(INIT, &mut bytes);
+                let init = InitIn::read_from_bytes(&bytes);
+                Ok(Some(init.map_err(|_| invalid("INIT"))?))
+            }
+            _ => Err(invalid("INIT")),
+        }
+    }
+
+    pub(super) fn set_init(&self, init: &InitIn) {
+        const { assert!(INIT + size_of::<InitIn>() <= DEVICES) };
+        self.0.write(INIT, init.as_bytes());
+        self.set(AGREED, 1);
+    }
+
+    /// The descriptors that queues read from.
+    pub(super) fn devices(&self) -> io::Result<Vec<i32>> {
+        let count = self.get(DEVICE_COUNT) as usize;
+        if count > MOST_DEVICES {
+            return Err(invalid("too many connections"));
+        }
+        let devices = (0..count).map(|n| i32::try_from(self.get(DEVICES + n * WORD)));
+        devices
+            .collect::<Result<_, _>>()
+            .map_err(|_| invalid("a connection"))
+    }
+
+    pub(super) fn set_devices(&self, devices: &[i32]) {
+        assert!(devices.len() <= MOST_DEVICES);
+        for (n, &device) in devices.iter().enumerate() {
+            self.set(DEVICES + n * WORD, device as u64);
+        }
+        self.set(DEVICE_COUNT, devices.len() as u64);
+    }
+
+    /// How many records of slots there are.
+    pub(super) fn slots(&self) -> usize {
+        SLOTS
+    }
+
+    fn intent(slot: usize) -> usize {
+        assert!(slot < SLOTS + CARRIED);
+        INTENTS + slot * INTENT
+    }
+
+    /// A request begins in a slot.
+    pub(super) fn begin(&self, slot: usize, unique: u64, began: u64) {
+        let at = Self::intent(slot);
+        self.set(at, 0);
+        self.set(at + WORD, 0);
+        self.set(at + 2 * WORD, began);
+        self.set(at, unique);
+    }
+
+    /// Its file system notes a number.
+    pub(super) fn note(&self, slot: usize, note: u64) {
+        let at = Self::intent(slot);
+        self.set(at + 3 * WORD, note);
+        self.word(at + WORD).fetch_or(NOTED, Ordering::Release);
+    }
+
+    /// It is done, and is about to be answered. False if the answer is too long to be kept.
+    pub(super) fn answer(&self, slot: usize, error: i32, body: [&[u8]; 2]) -> bool {
+        let at = Self::intent(slot);
+        let [first, second] = body;
+        let len = first.len() + second.len();
+        if len > ANSWER {
+            return false;
+        }
+        self.0.write(at + INTENT_HEAD, first);
+        self.0.write(at + INTENT_HEAD + first.len(), second);
+        self.set(at + 4 * WORD, u64::from(error as u32) << 32 | len as u64);
+        self.word(at + WORD).fetch_or(ANSWERED, Ordering::Release);
+        true
+    }
+
+    fn read_intent(&self, slot: usize) -> Option<Intent> {
+        let at = Self::intent(slot);
+        let unique = self.get(at);
+        if unique == 0 {
+            return None;
+        }
+        let state = self.get(at + WORD);
+        let result = self.get(at + 4 * WORD);
+        let len = (result as u32 as usize).min(ANSWER);
+        let answer = (state & ANSWERED != 0).then(|| {
+            let mut body = vec![0; len];
+            self.0.read(at + INTENT_HEAD, &mut body);
+            ((result >> 32) as u32 as i32, body)
+        });
+        Some(Intent {
+            unique,
+            began: self.get(at + 2 * WORD),
+            note: (state & NOTED != 0).then(|| self.get(at + 3 * WORD)),
+            answer,
+        })
+    }
+
+    /// Takes the intents that earlier workers left. They stay in the book, apart from the slots, until
+    /// [`Book::settle`]: this worker may be killed before the kernel has sent them again.
+    pub(super) fn carry(&self) -> Vec<Intent> {
+        let mut free: Vec<usize> = (SLOTS..SLOTS + CARRIED).collect();
+        let mut all = Vec::new();
+        free.retain(|&slot| {
+            all.extend(self.read_intent(slot));
+            self.get(Self::intent(slot)) == 0
+        });
+        for slot in 0..SLOTS {
+            let Some(intent) = self.read_intent(slot) else {
+                continue;
+            };
+            // More are under way than there is room for only if there are more than 64 cores.
+            if let Some(to) = free.pop() {
+                let mut record = [0; INTENT];
+                self.0.read(Self::intent(slot), &mut record);
+                self.0.write(Self::intent(to) + WORD, &record[WORD..]);
+                self.set(Self::intent(to), intent.unique);
+            }
+            self.set(Self::intent(slot), 0);
+            all.push(intent);
+        }
+        all
+    }
+
+    /// Drops what was carried: the kernel has sent again all that it had.
+    pub(super) fn settle(&self) {
+        for slot in SLOTS..SLOTS + CARRIED {
+            if self.get(Self::intent(slot)) != 0 {
+                self.set(Self::intent(slot), 0);
+            }
+        }
+    }
+
+    /// How many records of nodes and handles there can be.
+    pub(super) fn capacity(&self) -> usize {
+        MOST_RECORDS
+    }
+
+    fn record(index: usize) -> usize {
+        assert!(index < MOST_RECORDS);
+        RECORDS + index * RECORD
+    }
+
+    /// Says that a place is used: [`Book::records`] looks for those behind it, too.
+    pub(super) fn reserve(&self, index: usize) {
+        self.set(Self::record(index), USED);
+    }
+
+    /// Writes a record to a reserved place.
+    pub(super) fn put(&self, index: usize, record: &Record) {
+        let at = Self::record(index);
+        assert!(record.saved.len() <= MOST_SAVED && self.get(at) & 0xff == 0);
+        self.set(at + WORD, record.id);
+        self.set(at + 2 * WORD, record.value);
+        self.set(at + 3 * WORD, record.by);
+        self.set(at + 4 * WORD, record.added);
+        self.0.write(at + RECORD_HEAD, &record.saved);
+        let stamp = u64::from(record.stamp) << 32;
+        self.set(
+            at,
+            stamp | (record.saved.len() as u64) << 8 | record.kind as u64,
+        );
+    }
+
+    /// Takes a record away. Its place stays reserved.
+    pub(super) fn remove(&self, index: usize) {
+        self.set(Self::record(index), USED);
+    }
+
+    /// Sets the lookups of a node's record: a request added so many.
+    pub(super) fn count(&self, index: usize, lookups: u64, by: u64, added: u64) {
+        let at = Self::record(index);
+        // A request that is sent again takes back what is said here. The number of the request comes last: until then
+        // the lookups are at most too many.
+        self.set(at + 3 * WORD, 0);
+        self.set(at + 4 * WORD, added);
+        self.set(at + 2 * WORD, lookups);
+        self.set(at + 3 * WORD, by);
+    }
+
+    /// Sets the lookups of a node's record.
+    pub(super) fn set_lookups(&self, index: usize, lookups: u64) {
+        self.set(Self::record(index) + 2 * WORD, lookups);
+    }
+
+    fn read_record(&self, index: usize) -> Result<Option<Record>, ()> {
+        let at = Self::record(index);
+        let head = self.get(at);
+        let kind = match head & 0xff {
+            0 if head == 0 => return Err(()),
+            1 => Kind::Node,
+            2 => Kind::File,
+            3 => Kind::Directory,
+            _ => return Ok(None),
+        };
+        let len = usize::from((head >> 8) as u16);
+        if len > MOST_SAVED {
+            return Ok(None);
+        }
+        let mut saved = vec![0; len];
+        self.0.read(at + RECORD_HEAD, &mut saved);
+        Ok(Some(Record {
+            kind,
+            stamp: (head >> 32) as u32,
+            id: self.get(at + WORD),
+            value: self.get(at + 2 * WORD),
+            by: self.get(at + 3 * WORD),
+            added: self.get(at + 4 * WORD),
+            saved,
+        }))
+    }
+
+    /// All records with their places, up to the first place that was never used.
+    pub(super) fn records(&self) -> impl Iterator<Item = (usize, Option<Record>)> {
+        (0..MOST_RECORDS).map_while(|index| Some((index, self.read_record(index).ok()?)))
+    }
+}
+
+/// The first word of a record that was taken away: no kind.
+const USED: u64 = 0xff << 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: u64, saved: &[u8]) -> Record {
+        Record {
+            kind: Kind::Node,
+            stamp: 3,
+            id,
+            value: 1,
+            by: 2,
+            added: 1,
+            saved: saved.to_vec(),
+        }
+    }
+
+    /// What was written is read, what was taken away is not, and its place is used again.
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let book = Book::create().unwrap();
+        book.check().unwrap();
+        let all = |book: &Book| book.records().map(|(_, one)| one).collect::<Vec<_>>();
+        assert_eq!(all(&book), []);
+        let (one, two) = (record(7, b"seven"), record(8, &[1; MOST_SAVED]));
+        book.reserve(0);
+        book.reserve(1);
+        book.put(0, &one);
+        book.put(1, &two);
+        assert_eq!(all(&book), [Some(one.clone()), Some(two.clone())]);
+        book.remove(0);
+        assert_eq!(all(&book), [None, Some(two.clone())]);
+        book.put(0, &record(9, b""));
+        book.count(1, 5, 70, 4);
+        let counted = Record {
+            value: 5,
+            by: 70,
+            added: 4,
+            ..two
+        };
+        assert_eq!(all(&book), [Some(record(9, b"")), Some(counted)]);
+    }
+
+    /// An intent is carried until it is settled, with what was noted and answered, also over a second crash.
+    #[test]
+    fn intents_are_carried_from_worker_to_worker() {
+        let book = Book::create().unwrap();
+        let intent = |unique, note, answer| Intent {
+            unique,
+            began: 5,
+            note,
+            answer,
+        };
+        book.begin(3, 30, 5);
+        book.begin(4, 40, 5);
+        book.note(4, 44);
+        book.begin(5, 50, 5);
+        assert!(book.answer(5, 0, [b"body", b"more"]));
+        assert!(!book.answer(3, 0, [&[0; ANSWER], b"1"]));
+        let first = [
+            intent(30, None, None),
+            intent(40, Some(44), None),
+            intent(50, None, Some((0, b"bodymore".to_vec()))),
+        ];
+        assert_eq!(book.carry(), first);
+        // The next one is killed while it does one of them again.
+        book.begin(0, 40, 9);
+        let mut second = book.carry();
+        second.sort_by_key(|one| (one.unique, one.began));
+        let again = Intent {
+            began: 9,
+            ..intent(40, None, None)
+        };
+        assert_eq!(
+            second,
+            [first[0].clone(), first[1].clone(), again, first[2].clone()]
+        );
+        book.settle();
+        assert_eq!(book.carry(), []);
+    }
+
+    /// Memory that is no book leads to errors.
+    #[test]
+    fn damage_is_found() {
+        let book = Book::create().unwrap();
+        book.reserve(0);
+        book.put(0, &record(7, b"seven"));
+        // A kind that there is not, and a length beyond the record.
+        for head in [4, 0xff, USED, (MOST_SAVED as u64 + 1) << 8 | 1] {
+            book.set(Book::record(0), head);
+            assert_eq!(book.records().next().unwrap().1, None);
+        }
+        book.set(DEVICE_COUNT, u64::MAX);
+        assert!(book.devices().is_err());
+        book.set(AGREED, 7);
+        assert!(book.init().is_err());
+        book.set(WORD, VERSION + 1);
+        let error = book.check().unwrap_err().to_string();
+        assert!(error.contains("version is 2"), "{error}");
+        book.set(0, 0);
+        assert!(book.check().is_err());
+    }
+}

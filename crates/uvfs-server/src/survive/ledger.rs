@@ -1,0 +1,530 @@
+//! Keeps the book: what a successor of this worker needs of the kernel's nodes, its open files and its requests.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
+use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
+use uvfs_proto::request::Operation;
+use uvfs_sys::lock;
+use uvfs_sys::process::Orphans;
+
+use super::book::{Book, Intent, Kind, Record};
+use crate::fs::{
+    Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
+};
+use crate::reply::{Outcome, Reply};
+use crate::request::{DEPTH, Request};
+
+/// How many locks the nodes and handles are spread over.
+const SHARDS: usize = 64;
+/// After so long the kernel has sent again all that it had.
+pub(crate) const SETTLES: Duration = Duration::from_secs(5);
+
+/// Where a node is in the book.
+struct Place {
+    index: usize,
+    lookups: u64,
+    /// The request that last added lookups, and how many.
+    by: u64,
+    added: u64,
+}
+
+#[derive(Default)]
+struct Shard {
+    nodes: HashMap<u64, Place>,
+    handles: HashMap<(Kind, u64), usize>,
+    /// Requests that must not be done twice: their slots, and what an earlier worker had begun.
+    under_way: HashMap<u64, (usize, Option<Again>)>,
+}
+
+/// The places of the book that are free.
+#[derive(Default)]
+struct Free {
+    /// Behind it none was ever used.
+    next: usize,
+    before: Vec<usize>,
+    stamp: u32,
+}
+
+/// What the requests that earlier workers did not answer have done, by their numbers.
+#[derive(Default)]
+struct Left {
+    intents: HashMap<u64, Intent>,
+    lookups: HashMap<u64, Vec<(u64, u64)>>,
+    handles: HashMap<u64, (Kind, u64)>,
+}
+
+/// What a successor of this worker needs to serve on.
+pub struct Ledger {
+    book: Book,
+    shards: [Mutex<Shard>; SHARDS],
+    free: Mutex<Free>,
+    left: Mutex<Left>,
+    orphans: Mutex<Option<Orphans>>,
+    /// The connections that an earlier worker has left.
+    devices: Mutex<Vec<OwnedFd>>,
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger")
+            .field("generation", &self.book.generation())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request's number, whether it came for the first time or again.
+fn number(unique: u64) -> u64 {
+    unique & !UNIQUE_RESEND
+}
+
+/// Whether a request must not be done twice.
+fn is_once(operation: &Operation<'_>) -> bool {
+    use Operation::*;
+    match operation {
+        Symlink { .. }
+        | Mknod(..)
+        | Mkdir(..)
+        | Unlink(_)
+        | Rmdir(_)
+        | Rename { .. }
+        | Rename2 { .. }
+        | Link(..)
+        | Create(..)
+        | Tmpfile(..)
+        | Fallocate(_)
+        | Setxattr(..)
+        | Removexattr(_) => true,
+        Write(arg) => {
+            let cached = arg.write_flags & WriteFlags::CACHE.bits() != 0;
+            !cached && OFlags::from_bits_retain(arg.flags).contains(OFlags::APPEND)
+        }
+        _ => false,
+    }
+}
+
+impl Ledger {
+    /// Over a book; `orphans` are the descriptors that an earlier worker has left.
+    pub(super) fn new(book: Book, orphans: Option<Orphans>) -> Self {
+        book.next_generation();
+        Self {
+            book,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            free: Mutex::default(),
+            left: Mutex::default(),
+            orphans: Mutex::new(orphans),
+            devices: Mutex::default(),
+        }
+    }
+
+    /// How many workers there were, this one included.
+    pub fn generation(&self) -> u64 {
+        self.book.generation()
+    }
+
+    /// Requests that the kernel has sent again.
+    pub fn sent_again(&self) -> u64 {
+        self.book.sent_again()
+    }
+
+    fn shard(&self, number: u64) -> &Mutex<Shard> {
+        let at = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
+        &self.shards[at as usize % SHARDS]
+    }
+
+    /// The INIT that an earlier worker has answered.
+    pub(crate) fn init(&self) -> io::Result<Option<InitIn>> {
+        self.book.init()
+    }
+
+    /// INIT is answered.
+    pub(crate) fn agreed(&self, init: &InitIn) {
+        self.book.set_init(init);
+    }
+
+    /// The connections to the kernel, one for each queue, which `make` makes if there is no earlier worker.
+    pub(crate) fn devices(
+        &self,
+        make: impl FnOnce() -> io::Result<Vec<OwnedFd>>,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let left = std::mem::take(&mut *lock(&self.devices));
+        if !left.is_empty() {
+            return Ok(left);
+        }
+        let made = make()?;
+        if made.len() * DEPTH > self.book.slots() {
+            return Err(io::Error::other(
+                "survive: there are more cores than it is made for",
+            ));
+        }
+        let numbers: Vec<i32> = made.iter().map(AsRawFd::as_raw_fd).collect();
+        self.book.set_devices(&numbers);
+        Ok(made)
+    }
+
+    /// Gives a file system the nodes and open files of the kernel's that an earlier worker has left, and closes other
+    /// descriptors that it has left. The nodes.
+    pub(crate) fn restore(&self, fs: &dyn Survive) -> io::Result<Vec<Node>> {
+        let Some(mut orphans) = lock(&self.orphans).take() else {
+            return Ok(Vec::new());
+        };
+        self.book.check()?;
+        for device in self.book.devices()? {
+            lock(&self.devices).push(orphans.claim(device)?);
+        }
+        let mut newest: HashMap<(Kind, u64), (usize, Record)> = HashMap::new();
+        let mut free = lock(&self.free);
+        for (index, record) in self.book.records() {
+            free.next = index + 1;
+            let Some(record) = record else {
+                free.before.push(index);
+                continue;
+            };
+            free.stamp = free.stamp.max(record.stamp);
+            let known = newest.insert((record.kind, record.id), (index, record));
+            if let Some((old, known)) = known {
+                let (now, new) = &newest[&(known.kind, known.id)];
+                let (now, newer) = (*now, new.stamp >= known.stamp);
+                let gone = if newer { old } else { now };
+                if !newer {
+                    newest.insert((known.kind, known.id), (old, known));
+                }
+                self.book.remove(gone);
+                free.before.push(gone);
+            }
+        }
+        drop(free);
+        let mut left = Left::default();
+        for intent in self.book.carry() {
+            left.add(intent);
+        }
+        let (nodes, handles): (Vec<_>, Vec<_>) = newest
+            .into_values()
+            .partition(|(_, record)| record.kind == Kind::Node);
+        let mut known = Vec::with_capacity(nodes.len());
+        for (index, record) in nodes {
+            let node = Node(record.id);
+            match fs.restore_node(node, record.value, &record.saved, &mut orphans) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(%node, %error, "a node is lost");
+                    self.give_back(index);
+                    continue;
+                }
+            }
+            known.push(node);
+            if record.added > 0 {
+                let of = left.lookups.entry(record.by).or_default();
+                of.push((record.id, record.added));
+            }
+            let place = Place {
+                index,
+                lookups: record.value,
+                by: record.by,
+                added: record.added,
+            };
+            lock(self.shard(record.id)).nodes.insert(record.id, place);
+        }
+        for (index, record) in handles {
+            let (fh, node) = (Handle(record.id), Node(record.value));
+            let directory = record.kind == Kind::Directory;
+            let saved = &record.saved;
+            if let Err(error) = fs.restore_handle(directory, node, fh, saved, &mut orphans) {
+                tracing::warn!(%node, %error, "an open file is lost");
+                self.give_back(index);
+                continue;
+            }
+            left.handles.insert(record.by, (record.kind, record.id));
+            let mut shard = lock(self.shard(record.id));
+            shard.handles.insert((record.kind, record.id), index);
+        }
+        fs.restored();
+        let closed = orphans.close();
+        let generation = self.generation();
+        tracing::info!(generation, nodes = known.len(), closed, "goes on");
+        *lock(&self.left) = left;
+        Ok(known)
+    }
+
+    /// The kernel has sent again all that it had.
+    pub(crate) fn settle(&self) {
+        *lock(&self.left) = Left::default();
+        self.book.settle();
+    }
+
+    fn place(&self) -> Result<(usize, u32), Errno> {
+        let mut free = lock(&self.free);
+        free.stamp = free.stamp.wrapping_add(1);
+        let stamp = free.stamp;
+        if let Some(index) = free.before.pop() {
+            return Ok((index, stamp));
+        }
+        let index = free.next;
+        if index == self.book.capacity() {
+            return Err(Errno::NFILE);
+        }
+        // In order: a successor reads up to the first place that is not reserved.
+        self.book.reserve(index);
+        free.next += 1;
+        Ok((index, stamp))
+    }
+
+    fn give_back(&self, index: usize) {
+        self.book.remove(index);
+        lock(&self.free).before.push(index);
+    }
+
+    /// Writes a record.
+    fn put(
+        &self,
+        (kind, id): (Kind, u64),
+        value: u64,
+        (by, added): (u64, u64),
+        saved: io::Result<Vec<u8>>,
+    ) -> io::Result<usize> {
+        let saved = saved?;
+        if saved.len() > MOST_SAVED {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let (index, stamp) = self.place()?;
+        let record = Record {
+            kind,
+            stamp,
+            id,
+            value,
+            by,
+            added,
+            saved,
+        };
+        self.book.put(index, &record);
+        Ok(index)
+    }
+
+    /// A request of the kernel's begins, in a slot of a queue. Its outcome, if an earlier worker has done it.
+    pub(crate) fn begins<F: FileSystem>(
+        &self,
+        fs: &F,
+        slot: usize,
+        request: &Request<'_>,
+    ) -> Option<Outcome> {
+        let unique = number(request.cx.unique);
+        let again = request.cx.unique & UNIQUE_RESEND != 0;
+        match &request.operation {
+            Operation::Forget(arg) => self.forget(request.node, arg.nlookup),
+            Operation::BatchForget(_, forgets) => {
+                for one in forgets.iter() {
+                    self.forget(one.nodeid, one.nlookup);
+                }
+            }
+            Operation::Release(arg) => self.close(Kind::File, arg.fh),
+            Operation::Releasedir(arg) => self.close(Kind::Directory, arg.fh),
+            _ => {}
+        }
+        let mut before = None;
+        if again {
+            self.book.count_sent_again();
+            before = lock(&self.left).intents.get(&unique).cloned();
+            if let Some((error, body)) = before.as_mut().and_then(|intent| intent.answer.take()) {
+                return Some(match (error, body.is_empty()) {
+                    (0, true) => Ok(Reply::Empty),
+                    (0, false) => Ok(Reply::Bytes(body.into())),
+                    (error, _) => Err(Errno::from_raw_os_error(error)),
+                });
+            }
+            self.take_back(fs, unique);
+        }
+        if is_once(&request.operation) {
+            let began = before.as_ref().map_or_else(now, |intent| intent.began);
+            self.book.begin(slot, unique, began);
+            let before = before.map(|intent| {
+                if let Some(note) = intent.note {
+                    self.book.note(slot, note);
+                }
+                Again {
+                    began: SystemTime::UNIX_EPOCH + Duration::from_nanos(intent.began),
+                    note: intent.note,
+                }
+            });
+            let mut shard = lock(self.shard(unique));
+            shard.under_way.insert(unique, (slot, before));
+        }
+        None
+    }
+
+    /// What an earlier worker had begun of a request.
+    pub(crate) fn again(&self, unique: u64) -> Option<Again> {
+        if unique & UNIQUE_RESEND == 0 {
+            return None;
+        }
+        let unique = number(unique);
+        let shard = lock(self.shard(unique));
+        shard.under_way.get(&unique)?.1
+    }
+
+    /// Notes a number with the intent of a request.
+    pub(crate) fn note(&self, unique: u64, note: u64) {
+        let unique = number(unique);
+        let shard = lock(self.shard(unique));
+        if let Some((slot, _)) = shard.under_way.get(&unique) {
+            self.book.note(*slot, note);
+        }
+    }
+
+    /// A request is about to be answered.
+    pub(crate) fn ends<F: FileSystem>(&self, fs: &F, request: &Request<'_>, outcome: &mut Outcome) {
+        let unique = number(request.cx.unique);
+        let Some(survive) = fs.survive() else {
+            return;
+        };
+        match outcome {
+            Ok(Reply::Entry(entry)) => self.found(survive, entry.nodeid, unique),
+            Ok(Reply::Created(entry, file)) => {
+                self.found(survive, entry.nodeid, unique);
+                self.opened(survive, Kind::File, entry.nodeid, file.out.fh, unique);
+            }
+            Ok(Reply::Opened(file)) => {
+                let kind = match request.operation {
+                    Operation::Opendir(_) => Kind::Directory,
+                    _ => Kind::File,
+                };
+                self.opened(survive, kind, request.node, file.out.fh, unique);
+            }
+            Ok(Reply::Listing(listed)) => listed.entries(|_, entry| {
+                self.found(survive, entry.nodeid, unique);
+            }),
+            Ok(Reply::Removed(Unlinked {
+                node: Some(node),
+                last: true,
+            })) => self.save_again(survive, node.0),
+            _ => {}
+        }
+        if !is_once(&request.operation) {
+            return;
+        }
+        let under_way = lock(self.shard(unique)).under_way.remove(&unique);
+        if let Some((slot, _)) = under_way {
+            let (error, body) = match outcome {
+                Ok(reply) => (0, reply.parts()),
+                Err(errno) => (errno.raw_os_error(), [&[][..]; 2]),
+            };
+            let fits = self.book.answer(slot, error, body);
+            debug_assert!(fits, "answers to changes are short");
+        }
+    }
+
+    fn found(&self, fs: &dyn Survive, node: u64, by: u64) {
+        if node == 0 || node == ROOT.0 {
+            return;
+        }
+        let mut shard = lock(self.shard(node));
+        if let Some(place) = shard.nodes.get_mut(&node) {
+            place.lookups += 1;
+            place.added = if place.by == by { place.added + 1 } else { 1 };
+            place.by = by;
+            self.book.count(place.index, place.lookups, by, place.added);
+            return;
+        }
+        let mut saved = Vec::new();
+        let saves = fs.save_node(Node(node), &mut saved);
+        match self.put((Kind::Node, node), 1, (by, 1), saves.map(|()| saved)) {
+            Ok(index) => {
+                let place = Place {
+                    index,
+                    lookups: 1,
+                    by,
+                    added: 1,
+                };
+                shard.nodes.insert(node, place);
+            }
+            Err(error) => tracing::warn!(node, %error, "a node won't outlive this server"),
+        }
+    }
+
+    fn opened(&self, fs: &dyn Survive, kind: Kind, node: u64, fh: u64, by: u64) {
+        let mut saved = Vec::new();
+        let saves = fs.save_handle(kind == Kind::Directory, Handle(fh), &mut saved);
+        match self.put((kind, fh), node, (by, 0), saves.map(|()| saved)) {
+            Ok(index) => {
+                let mut shard = lock(self.shard(fh));
+                shard.handles.insert((kind, fh), index);
+            }
+            Err(error) => tracing::warn!(node, %error, "an open file won't outlive this server"),
+        }
+    }
+
+    /// A node has lost its last name: it may be found by something else from now on.
+    fn save_again(&self, fs: &dyn Survive, node: u64) {
+        let mut shard = lock(self.shard(node));
+        let Some(place) = shard.nodes.get_mut(&node) else {
+            return;
+        };
+        let mut saved = Vec::new();
+        let saves = fs.save_node(Node(node), &mut saved);
+        let saves = saves.map(|()| saved);
+        let by = (place.by, place.added);
+        match self.put((Kind::Node, node), place.lookups, by, saves) {
+            Ok(index) => self.give_back(std::mem::replace(&mut place.index, index)),
+            Err(error) => tracing::warn!(node, %error, "a node won't outlive this server"),
+        }
+    }
+
+    /// The kernel gives lookups of a node back.
+    fn forget(&self, node: u64, lookups: u64) {
+        let mut shard = lock(self.shard(node));
+        let Some(place) = shard.nodes.get_mut(&node) else {
+            return;
+        };
+        place.lookups = place.lookups.saturating_sub(lookups);
+        if place.lookups > 0 {
+            return self.book.set_lookups(place.index, place.lookups);
+        }
+        let index = place.index;
+        shard.nodes.remove(&node);
+        self.give_back(index);
+    }
+
+    fn close(&self, kind: Kind, fh: u64) {
+        let index = lock(self.shard(fh)).handles.remove(&(kind, fh));
+        if let Some(index) = index {
+            self.give_back(index);
+        }
+    }
+
+    /// Undoes what an earlier worker had given the kernel in an answer that it did not send.
+    fn take_back<F: FileSystem>(&self, fs: &F, unique: u64) {
+        let mut left = lock(&self.left);
+        let lookups = left.lookups.remove(&unique);
+        let handle = left.handles.remove(&unique);
+        drop(left);
+        for (node, lookups) in lookups.into_iter().flatten() {
+            self.forget(node, lookups);
+            fs.forget(Node(node), lookups);
+        }
+        if let (Some((kind, fh)), Some(survive)) = (handle, fs.survive()) {
+            self.close(kind, fh);
+            survive.drop_handle(kind == Kind::Directory, Handle(fh));
+        }
+    }
+}
+
+impl Left {
+    /// Adds an intent. A request that was done again before this worker has two: the answer counts, and else the
+    /// time at which it was begun first.
+    fn add(&mut self, intent: Intent) {
+        let rank = |intent: &Intent| (intent.answer.is_none(), intent.began);
+        match self.intents.get(&intent.unique) {
+            Some(known) if rank(known) <= rank(&intent) => {}
+            _ => drop(self.intents.insert(intent.unique, intent)),
+        }
+    }
+}
+
+/// The time that a file made now gets, in nanoseconds since 1970.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,12 @@
+//! Mounts that outlive their server; docs/survive.md has the whole.
+//!
+//! [`keep`] splits a program that has mounted into a keeper and a worker, which serves. When the worker is killed, the
+//! keeper forks the next one, which goes on with the [`Ledger`] and the descriptors that the first one left.
+
+mod book;
+mod keeper;
+mod ledger;
+
+pub use keeper::{Worker, keep};
+pub use ledger::Ledger;
+pub(crate) use ledger::SETTLES;

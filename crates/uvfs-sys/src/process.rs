@@ -1,0 +1,156 @@
+//! Processes that share their descriptors, and signals that threads wait for.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+/// Signals. Once they are blocked, a thread can wait for them.
+#[derive(Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// These signals.
+    pub fn of(signals: &[i32]) -> Self {
+        // SAFETY: the set is written by sigemptyset before anything reads it; the pointers are to local values.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for &signal in signals {
+                libc::sigaddset(&mut set, signal);
+            }
+            Self(set)
+        }
+    }
+
+    /// Blocks these signals in the calling thread, and in those that it starts.
+    pub fn block(signals: &[i32]) -> Self {
+        let set = Self::of(signals);
+        // SAFETY: the set was filled by `of`, and the old one is not asked for.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set.0, std::ptr::null_mut()) };
+        set
+    }
+
+    /// Lets the calling thread have them again.
+    pub fn unblock(&self) {
+        // SAFETY: as in `block`.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &self.0, std::ptr::null_mut()) };
+    }
+
+    /// Waits for one and gives its number; nothing after this time.
+    pub fn wait(&self, time: Option<Duration>) -> Option<i32> {
+        let time = time.map(|time| libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        loop {
+            // SAFETY: the set was filled by `of`; the time is none, or lives over the call.
+            let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), time) };
+            match io::Error::last_os_error().kind() {
+                _ if signal > 0 => return Some(signal),
+                io::ErrorKind::Interrupted => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// As fork(2), but parent and child have one table of descriptors: what either opens or closes, the other has opened or
+/// closed. A descriptor stays open when one of them is killed. `None` in the child.
+///
+/// The child has copies of the parent's values. If a value that owns a descriptor is dropped in one process, it is
+/// closed in the other: so one of them has to drop none.
+///
+/// # Errors
+/// EBUSY if the process has more than one thread: others may hold locks, which nothing would unlock in the child. The
+/// errors of clone(2).
+pub fn fork_sharing_descriptors() -> io::Result<Option<Pid>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(rustix::io::Errno::BUSY.into());
+    }
+    let flags = libc::CLONE_FILES | libc::SIGCHLD;
+    // SAFETY: there is one thread, so the child's copy of every lock and buffer is consistent. It runs on a copy of this
+    // stack, as after fork(2); no pointer is given to the kernel.
+    let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    Ok(Pid::from_raw(crate::checked(child)? as i32))
+}
+
+/// The descriptors that are open in this process.
+///
+/// # Errors
+/// When /proc is missing.
+pub fn open_descriptors() -> io::Result<BTreeSet<RawFd>> {
+    let mut all = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        all.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<RawFd>().ok()),
+        );
+    }
+    // That of the listing is among them.
+    all.retain(|&fd| is_open(fd));
+    Ok(all)
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: the command takes a number, and does nothing to the descriptor.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) != -1 }
+}
+
+/// The descriptors that a process with the same table of descriptors has left behind when it was killed.
+///
+/// Each can be claimed once. What is not claimed is closed by [`Orphans::close`].
+#[derive(Debug)]
+pub struct Orphans(BTreeSet<RawFd>);
+
+impl Orphans {
+    /// All that are open now, but those in `owned`, which are this process's own.
+    ///
+    /// # Errors
+    /// When /proc is missing.
+    ///
+    /// # Safety
+    /// No value of this process may own a descriptor that is open and not in `owned`, and no other process with this
+    /// table of descriptors may use one.
+    pub unsafe fn find(owned: &BTreeSet<RawFd>) -> io::Result<Self> {
+        let mut left = open_descriptors()?;
+        left.retain(|fd| !owned.contains(fd));
+        Ok(Self(left))
+    }
+
+    /// Takes a descriptor into ownership.
+    ///
+    /// # Errors
+    /// EBADF if it is not open, is another's, or was claimed before.
+    pub fn claim(&mut self, fd: RawFd) -> io::Result<OwnedFd> {
+        match self.0.remove(&fd) {
+            // SAFETY: it is open, and no other value owns it, as `find` has its caller promise; it was taken out of the
+            // set, so this is the only claim.
+            true => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            false => Err(rustix::io::Errno::BADF.into()),
+        }
+    }
+
+    /// A descriptor that was not claimed.
+    pub fn get(&self, fd: RawFd) -> Option<BorrowedFd<'_>> {
+        let known = self.0.contains(&fd);
+        // SAFETY: it is open until it is claimed or closed, which this borrow keeps from happening.
+        known.then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Closes what was not claimed, and says how many those were.
+    pub fn close(mut self) -> usize {
+        let left = std::mem::take(&mut self.0);
+        let count = left.len();
+        for fd in left {
+            // SAFETY: as in `claim`.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        count
+    }
+}
