@@ -190,15 +190,6 @@ impl Source {
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
-        if mode.intersects(FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE)
-            && self.outlives()
-        {
-            let size = sys::stat(file.as_fd())?.stx_size;
-            match self.again(cx).and_then(|again| again.note) {
-                Some(before) if before != size => return Ok(()),
-                _ => self.note(cx, size),
-            }
-        }
         let allocate = ops::fallocate(&file.fd, mode.bits(), offset, len);
         match self.creds.spender(cx, file.inode.mount.reserves, false) {
             Some(spender) => Box::pin(spender.spends(allocate)).await?,

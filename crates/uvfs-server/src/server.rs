@@ -180,6 +180,16 @@ impl<F: FileSystem> Server<F> {
         let Agreed { uring, fallback } = agreed;
         // Signals are for the program's threads.
         let _blocked = Blocked::new();
+        // First: it closes what an earlier server has left, and with that gives up the locks of names of sockets.
+        let restored = match (session.ledger(), session.fs().survive()) {
+            (Some(ledger), Some(fs)) if ledger.generation() > 1 => {
+                let nodes = ledger.restore(fs)?;
+                // Before any queue reads: what this server has under way would come a second time.
+                session.notifier().resend()?;
+                Some(nodes)
+            }
+            _ => None,
+        };
         let control = Control::start(&session)
             .inspect_err(
                 |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),
@@ -190,15 +200,6 @@ impl<F: FileSystem> Server<F> {
                 .inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
                 .ok()
         });
-        let restored = match (session.ledger(), session.fs().survive()) {
-            (Some(ledger), Some(fs)) if ledger.generation() > 1 => {
-                let nodes = ledger.restore(fs)?;
-                // Before any queue reads: what this server has under way would come a second time.
-                session.notifier().resend()?;
-                Some(nodes)
-            }
-            _ => None,
-        };
         let behind = session.drop_behind()?;
         let slow = Slow::start(&session)?;
         // See docs/waiting.md.

@@ -609,6 +609,9 @@ fn mounted<F: FileSystem>(
         tracing::error!("{}: {before}; this one goes on", path.display());
         let cut_off = end_on_signals(signals, made).map_err(failed)?;
         unmount.0 = None;
+        if let Some(worker) = &worker {
+            worker.ready();
+        }
         return ended(server, &cut_off, path);
     }
     report.answers().context(|| path.display().to_string())?;

@@ -16,9 +16,9 @@ use super::book::Book;
 use super::ledger::Ledger;
 use crate::mount::Mount;
 
-/// So many workers in a row may crash, each within [`SOON`].
+/// So many workers in a row may crash before they have served for [`SOON`].
 const MOST_CRASHES: u32 = 10;
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_millis(100);
 
 /// The signals that the keeper waits for: those that end the mount, which it passes on, the end of a worker, and a
 /// worker's word that it serves.
@@ -44,7 +44,7 @@ impl Worker {
         self.before.as_deref()
     }
 
-    /// Says that the mount answers. From now on, the next worker serves it if this one is killed.
+    /// Says that the mount answers. From the first worker's word on, the next one serves it if a worker is killed.
     pub fn ready(&self) {
         let keeper = self.keeper.filter(|keeper| getppid() == Some(*keeper));
         if let Some(keeper) = keeper {
@@ -57,7 +57,7 @@ impl Worker {
 /// returns in the next one. It returns in no keeper: that ends with the status of the worker that exits.
 ///
 /// To be called after mounting, before the process has a second thread, and with SIGTERM, SIGINT and SIGHUP blocked.
-/// `ready` is called in the keeper once [`Worker::ready`] was.
+/// `ready` is called in the keeper once the first worker has called [`Worker::ready`].
 ///
 /// # Errors
 /// EBUSY when the process has a second thread; when there can be no process or no shared memory.
@@ -71,7 +71,6 @@ pub fn keep(mount: &Mount, mut ready: impl FnMut()) -> io::Result<Worker> {
     let keeper = rustix::process::getpid();
     let (mut serves, mut crashes, mut before) = (false, 0, None);
     loop {
-        let began = Instant::now();
         let Some(worker) = fork_sharing_descriptors()? else {
             own.unblock();
             // The keeper alone hears of the terminal's signals, and passes them on.
@@ -89,14 +88,17 @@ pub fn keep(mount: &Mount, mut ready: impl FnMut()) -> io::Result<Worker> {
         if before.is_none() {
             let _ = rustix::thread::set_name(c"uvfs-keeper");
         }
+        let mut since = None;
         let status = wait(worker, &signals, || {
-            serves = true;
-            ready();
+            since = Some(Instant::now());
+            if !std::mem::replace(&mut serves, true) {
+                ready();
+            }
         });
         let Some(signal) = status.terminating_signal() else {
             std::process::exit(status.exit_status().unwrap_or(1));
         };
-        let soon = began.elapsed() < SOON && signal != libc::SIGKILL;
+        let soon = since.is_none_or(|since| since.elapsed() < SOON) && signal != libc::SIGKILL;
         crashes = if soon { crashes + 1 } else { 0 };
         let how = format!("the server, process {worker}, was ended by signal {signal}");
         if !serves || crashes == MOST_CRASHES {

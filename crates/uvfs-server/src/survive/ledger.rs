@@ -96,7 +96,6 @@ fn is_once(operation: &Operation<'_>) -> bool {
         | Link(..)
         | Create(..)
         | Tmpfile(..)
-        | Fallocate(_)
         | Setxattr(..)
         | Removexattr(_) => true,
         Write(arg) => {

@@ -85,6 +85,13 @@ pub(crate) fn run<F: FileSystem>(
     let buffers: Vec<_> = (0..DEPTH)
         .map(|_| IoBuf::alloc(room))
         .collect::<io::Result<_>>()?;
+    if session.ledger().is_some() {
+        // The kernel refuses a request (EIO) if this process is killed while it copies it to a page that is not there
+        // yet. So the pages of short requests are.
+        for buffer in &buffers {
+            buffer.zero(0..2 * PAGE);
+        }
+    }
     let stats = session.add_queue();
     // A server that was killed may have left it polling.
     rustix::fs::fcntl_setfl(&device, OFlags::empty())?;

@@ -55,6 +55,7 @@ mod small_files;
 #[path = "../../../uvfs-object/tests/mounted/stores.rs"]
 mod stores;
 mod streams;
+mod survive;
 mod tree;
 mod uncached;
 mod unprivileged;

@@ -1,0 +1,252 @@
+//! `-o survive`: a mount goes on when its server is killed, and no program sees an error.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use uvfs_server::stats::{Report, SurviveReport};
+
+use crate::harness::*;
+
+/// How often the server is killed, and with `UVFS_TEST_FULL=1`.
+const KILLS: u64 = 25;
+const FULL_KILLS: u64 = 1000;
+const PAUSE: Duration = Duration::from_millis(150);
+
+fn survives() -> Serve {
+    Serve::over(Transport::Dev).option("survive")
+}
+
+/// The process that serves: the last child of the keeper, which is the one that was started.
+fn worker(mount: &Mount) -> Option<Pid> {
+    let keeper = mount.server.pid();
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+    let last = children.split_whitespace().last()?;
+    let serves = fs::read_to_string(format!("/proc/{last}/stat")).ok()?;
+    // The process that looks whether the mount answers ends soon.
+    (!serves.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
+}
+
+fn report(mount: &Mount) -> Report {
+    let outcome = mount
+        .run(uvfs().args(["stats", "--json"]).arg(&mount.at))
+        .ok();
+    serde_json::from_str(&outcome).unwrap()
+}
+
+fn counts(mount: &Mount) -> SurviveReport {
+    report(mount)
+        .survive
+        .expect("the mount outlives its server")
+}
+
+/// Kills the worker, and waits for the next one.
+fn replaced(mount: &Mount, signal: Signal) {
+    let old = worker(mount).expect("a worker");
+    kill_process(old, signal).unwrap();
+    wait_for("the next server", || {
+        worker(mount).is_some_and(|now| now != old)
+    });
+}
+
+/// Runs the programs while the server is killed again and again.
+fn killed_under_load(options: &str, signal: Signal) {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("python3"),
+    ]) {
+        return;
+    }
+    let kills = if full() { FULL_KILLS } else { KILLS };
+    let served = Served::new(&survives().option(options));
+    let time = PAUSE * (kills as u32 + 4);
+    let mut load = Running::start(
+        Command::new("python3")
+            .args(["-c", include_str!("programs/outlives.py")])
+            .arg(&served.mount.at)
+            .arg(time.as_secs_f64().to_string()),
+    );
+    let mut done = 0;
+    while load.ended().is_none() && done < kills {
+        std::thread::sleep(PAUSE);
+        if let Some(worker) = worker(&served.mount)
+            && kill_process(worker, signal).is_ok()
+        {
+            done += 1;
+        }
+    }
+    let outcome = load.wait(time + SOON).expect("the programs end").ok();
+    eprintln!("{options:?}, {done} kills: {outcome}");
+    let counts = counts(&served.mount);
+    assert!(
+        counts.generation > kills / 2,
+        "{counts:?} after {done} kills"
+    );
+    // The source is what the mount shows.
+    let list = |at: &Path| run(Command::new("ls").arg("-AlR").current_dir(at)).ok();
+    assert_eq!(list(&served.mount.at), list(&served.source));
+}
+
+/// No call fails, and no change is lost or made twice, when the server is killed by `kill -9`.
+#[test]
+fn a_killed_server_is_replaced() {
+    killed_under_load("", Signal::KILL);
+}
+
+/// The same where the kernel asks the server for all data.
+#[test]
+fn a_killed_server_is_replaced_without_backing_files() {
+    killed_under_load("nopassthrough", Signal::KILL);
+}
+
+/// The same when it crashes.
+#[test]
+fn a_crashed_server_is_replaced() {
+    killed_under_load("", Signal::ABORT);
+}
+
+/// A file that only an open descriptor, a mapping, a lock or a working directory leads to is the same afterwards.
+#[test]
+fn what_was_open_stays_open() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&survives());
+    let mut held = Running::start(&mut shell(
+        "cd \"$1\" && mkdir gone && echo held > held && exec 3<>held 4<>removed 8<held && rm removed && cd gone && \
+         rmdir ../gone && flock 3 && echo kept >&4 && echo ready > ../ready && while ! [ -e ../go ]; do sleep 0.01; \
+         done; read line <&3 && [ \"$line\" = held ] && echo more >&4 && [ \"$(cat /proc/self/fd/4)\" = \"$(printf \
+         'kept\\nmore')\" ] && [ \"$(stat -c %h .)\" = 0 ]",
+        &[&served.mount.at],
+    ));
+    wait_for("the program", || served.source.join("ready").exists());
+    let taken = || shell("flock -n \"$1/held\" true", &[&served.mount.at]);
+    for _ in 0..3 {
+        replaced(&served.mount, Signal::KILL);
+        let outcome = served.mount.run(&mut taken());
+        assert_eq!(
+            outcome.status.code(),
+            Some(1),
+            "the lock is held: {outcome}"
+        );
+    }
+    fs::write(served.source.join("go"), "").unwrap();
+    held.wait(SOON).expect("the program ends").ok();
+    served.mount.run(&mut taken()).ok();
+}
+
+/// What the host changes while there is no server shows afterwards, though the kernel had it cached.
+#[test]
+fn changes_of_the_host_show_afterwards() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&survives());
+    fs::write(served.source.join("file"), "old").unwrap();
+    let cat = || {
+        served
+            .mount
+            .run(Command::new("cat").arg(served.at("file")))
+            .ok()
+    };
+    assert_eq!(cat(), "old");
+    let old = worker(&served.mount).expect("a worker");
+    // The keeper can't start the next server before it goes on.
+    served.mount.server.signal(Signal::STOP);
+    kill_process(old, Signal::KILL).unwrap();
+    fs::write(served.source.join("file"), "newer").unwrap();
+    served.mount.server.signal(Signal::CONT);
+    wait_for("the change", || cat() == "newer");
+}
+
+/// When the keeper is killed the mount goes on with the server that it has, and ends with that one.
+#[test]
+fn without_its_keeper_a_mount_is_any_other() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let mut served = Served::new(&survives());
+    let last = worker(&served.mount).expect("a worker");
+    served.mount.expect_gone();
+    served.mount.server.signal(Signal::KILL);
+    fs::write(served.source.join("file"), "data").unwrap();
+    served
+        .mount
+        .run(Command::new("cat").arg(served.at("file")))
+        .ok();
+    kill_process(last, Signal::KILL).unwrap();
+    wait_for("the end", || {
+        let outcome = served
+            .mount
+            .run(Command::new("stat").arg(served.at("file")));
+        outcome.status.code() != Some(0)
+    });
+    served.mount.server.wait(SOON).expect("both have ended");
+    unmount_by_force(&served.mount.at);
+}
+
+/// A server that crashes again and again ends the mount, and the log says why.
+#[test]
+fn a_server_that_only_crashes_ends_the_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let mut served = Served::new(&survives());
+    served.mount.expect_gone();
+    let mut last = None;
+    let began = Instant::now();
+    while served.mount.server.ended().is_none() && began.elapsed() < SOON {
+        if let Some(now) = worker(&served.mount)
+            && last != Some(now)
+            && kill_process(now, Signal::ABORT).is_ok()
+        {
+            last = Some(now);
+        }
+    }
+    let outcome = served.mount.server.wait(SOON).expect("the keeper gives up");
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    assert!(outcome.stderr.contains("ended by signal 6"), "{outcome}");
+    assert!(outcome.stderr.contains("the mount ends"), "{outcome}");
+    assert!(mounted(&served.mount.at).is_none());
+}
+
+/// SIGTERM for the keeper ends the mount, and so does unmounting, also when the server is not the first.
+#[test]
+fn it_ends_as_any_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let mut served = Served::new(&survives());
+    replaced(&served.mount, Signal::KILL);
+    assert_eq!(counts(&served.mount).generation, 2);
+    served.mount.expect_gone();
+    served.mount.server.signal(Signal::TERM);
+    served.mount.server.wait(SOON).expect("it ends").ok();
+    assert!(mounted(&served.mount.at).is_none());
+    let scratch = Scratch::new();
+    let mount = Mount::new(&survives(), &served.source, &scratch.dir("again"));
+    replaced(&mount, Signal::KILL);
+    mount.unmount();
+}
+
+/// Options that can't be had with it are refused, with the reason.
+#[test]
+fn what_it_can_not_have_is_refused() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    for (words, why) in [
+        ("survive,auto_unmount", "not with auto_unmount"),
+        ("survive,host_locks", "not with host_locks"),
+        ("survive,transport=uring", "not with transport=uring"),
+    ] {
+        let outcome = run(uvfs().args(["mount", "-o", words]).arg(&source).arg(&at));
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+        assert!(outcome.stderr.contains(why), "{outcome}");
+    }
+}
