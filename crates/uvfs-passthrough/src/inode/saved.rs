@@ -67,7 +67,11 @@ impl Source {
             fd => orphans.claim(fd).map(Some).map_err(|_| Errno::STALE),
         };
         let held = own(held, orphans)?;
-        let known = (self.mounts.all().into_iter()).find(|known| known.id == mount);
+        let root = &self.inodes.root().mount;
+        let known = match root.id == mount {
+            true => Some(root.clone()),
+            false => (self.mounts.all().into_iter()).find(|known| known.id == mount),
+        };
         let mount = match known {
             Some(known) => known,
             None => {

@@ -183,15 +183,18 @@ impl Inodes {
             hash: inode.key.hash,
             inode: inode.clone(),
         };
-        if shard.by_key.contains(&by_key) {
+        if !shard.by_key.insert(by_key) {
             return Err(Errno::EXIST);
         }
-        let node = inode.node.0;
-        if !shard.slots.restore(node, Known { inode, lookups }) {
-            return Err(Errno::EXIST);
+        let known = Known {
+            inode: inode.clone(),
+            lookups,
+        };
+        if shard.slots.restore(inode.node.0, known) {
+            return Ok(());
         }
-        shard.by_key.insert(by_key);
-        Ok(())
+        shard.by_key.remove(&inode.key);
+        Err(Errno::EXIST)
     }
 
     /// To be called when all nodes are restored.

@@ -56,9 +56,18 @@ pub(super) enum Kind {
     Directory = 3,
 }
 
+/// What a record is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub(super) kind: Kind,
+    pub(super) stamp: u32,
+    pub(super) id: u64,
+    len: usize,
+}
+
 /// A node or a handle as the book has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record<'a> {
     pub(super) kind: Kind,
     /// Of two records of one node, which a worker that was killed may leave, the one with the higher stamp is newer.
     pub(super) stamp: u32,
@@ -69,7 +78,7 @@ pub(super) struct Record {
     /// The request that last added lookups, or opened the handle, and how many it added.
     pub(super) by: u64,
     pub(super) added: u64,
-    pub(super) saved: Vec<u8>,
+    pub(super) saved: &'a [u8],
 }
 
 /// A request that must not be done twice, as the book has it.
@@ -303,20 +312,20 @@ impl Book {
         RECORDS + index * RECORD
     }
 
-    /// Says that a place is used: [`Book::records`] looks for those behind it, too.
+    /// Says that a place is used: [`Book::heads`] looks for those behind it, too.
     pub(super) fn reserve(&self, index: usize) {
         self.set(Self::record(index), USED);
     }
 
     /// Writes a record to a reserved place.
-    pub(super) fn put(&self, index: usize, record: &Record) {
+    pub(super) fn put(&self, index: usize, record: &Record<'_>) {
         let at = Self::record(index);
         assert!(record.saved.len() <= MOST_SAVED && self.get(at) & 0xff == 0);
         self.set(at + WORD, record.id);
         self.set(at + 2 * WORD, record.value);
         self.set(at + 3 * WORD, record.by);
         self.set(at + 4 * WORD, record.added);
-        self.0.write(at + RECORD_HEAD, &record.saved);
+        self.0.write(at + RECORD_HEAD, record.saved);
         let stamp = u64::from(record.stamp) << 32;
         self.set(
             at,
@@ -345,7 +354,8 @@ impl Book {
         self.set(Self::record(index) + 2 * WORD, lookups);
     }
 
-    fn read_record(&self, index: usize) -> Result<Option<Record>, ()> {
+    /// What a record is, without what is saved in it; an error behind the last place that was ever used.
+    fn head(&self, index: usize) -> Result<Option<Head>, ()> {
         let at = Self::record(index);
         let head = self.get(at);
         let kind = match head & 0xff {
@@ -356,25 +366,38 @@ impl Book {
             _ => return Ok(None),
         };
         let len = usize::from((head >> 8) as u16);
-        if len > MOST_SAVED {
-            return Ok(None);
-        }
-        let mut saved = vec![0; len];
-        self.0.read(at + RECORD_HEAD, &mut saved);
-        Ok(Some(Record {
+        Ok((len <= MOST_SAVED).then(|| Head {
             kind,
             stamp: (head >> 32) as u32,
             id: self.get(at + WORD),
+            len,
+        }))
+    }
+
+    /// The places of records, up to the first that was never used: what is there.
+    pub(super) fn heads(&self) -> impl Iterator<Item = (usize, Option<Head>)> {
+        (0..MOST_RECORDS).map_while(|index| Some((index, self.head(index).ok()?)))
+    }
+
+    /// The whole of a record; what is saved goes to `saved`.
+    pub(super) fn read<'a>(
+        &self,
+        index: usize,
+        head: &Head,
+        saved: &'a mut [u8; MOST_SAVED],
+    ) -> Record<'a> {
+        let at = Self::record(index);
+        let saved = &mut saved[..head.len];
+        self.0.read(at + RECORD_HEAD, saved);
+        Record {
+            kind: head.kind,
+            stamp: head.stamp,
+            id: head.id,
             value: self.get(at + 2 * WORD),
             by: self.get(at + 3 * WORD),
             added: self.get(at + 4 * WORD),
             saved,
-        }))
-    }
-
-    /// All records with their places, up to the first place that was never used.
-    pub(super) fn records(&self) -> impl Iterator<Item = (usize, Option<Record>)> {
-        (0..MOST_RECORDS).map_while(|index| Some((index, self.read_record(index).ok()?)))
+        }
     }
 }
 
@@ -385,7 +408,7 @@ const USED: u64 = 0xff << 8;
 mod tests {
     use super::*;
 
-    fn record(id: u64, saved: &[u8]) -> Record {
+    fn record(id: u64, saved: &[u8]) -> Record<'_> {
         Record {
             kind: Kind::Node,
             stamp: 3,
@@ -393,7 +416,7 @@ mod tests {
             value: 1,
             by: 2,
             added: 1,
-            saved: saved.to_vec(),
+            saved,
         }
     }
 
@@ -402,25 +425,33 @@ mod tests {
     fn records_are_read_as_they_were_written() {
         let book = Book::create().unwrap();
         book.check().unwrap();
-        let all = |book: &Book| book.records().map(|(_, one)| one).collect::<Vec<_>>();
-        assert_eq!(all(&book), []);
+        let read = |index, expected: Option<Record<'_>>| {
+            let head = book.heads().nth(index).expect("the place was used").1;
+            let mut saved = [0; MOST_SAVED];
+            let record = head.map(|head| book.read(index, &head, &mut saved));
+            assert_eq!(record, expected);
+        };
+        assert_eq!(book.heads().count(), 0);
         let (one, two) = (record(7, b"seven"), record(8, &[1; MOST_SAVED]));
         book.reserve(0);
         book.reserve(1);
         book.put(0, &one);
         book.put(1, &two);
-        assert_eq!(all(&book), [Some(one.clone()), Some(two.clone())]);
+        read(0, Some(one));
+        read(1, Some(two));
         book.remove(0);
-        assert_eq!(all(&book), [None, Some(two.clone())]);
+        read(0, None);
         book.put(0, &record(9, b""));
         book.count(1, 5, 70, 4);
+        read(0, Some(record(9, b"")));
         let counted = Record {
             value: 5,
             by: 70,
             added: 4,
             ..two
         };
-        assert_eq!(all(&book), [Some(record(9, b"")), Some(counted)]);
+        read(1, Some(counted));
+        assert_eq!(book.heads().count(), 2);
     }
 
     /// An intent is carried until it is settled, with what was noted and answered, also over a second crash.
@@ -470,7 +501,7 @@ mod tests {
         // A kind that there is not, and a length beyond the record.
         for head in [4, 0xff, USED, (MOST_SAVED as u64 + 1) << 8 | 1] {
             book.set(Book::record(0), head);
-            assert_eq!(book.records().next().unwrap().1, None);
+            assert!(book.heads().next().unwrap().1.is_none());
         }
         book.set(DEVICE_COUNT, u64::MAX);
         assert!(book.devices().is_err());

@@ -1,18 +1,19 @@
 //! Keeps the book: what a successor of this worker needs of the kernel's nodes, its open files and its requests.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+use foldhash::HashMap;
 use rustix::time::{ClockId, clock_gettime};
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
 use uvfs_sys::lock;
 use uvfs_sys::process::Orphans;
 
-use super::book::{Book, Intent, Kind, Record};
+use super::book::{Book, Head, Intent, Kind, Record};
 use crate::fs::{
     Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
 };
@@ -50,12 +51,14 @@ struct Free {
     stamp: u32,
 }
 
-/// What the requests that earlier workers did not answer have done, by their numbers.
+/// What the requests that earlier workers did not answer have done. Few come again, so all but the intents are lists.
 #[derive(Default)]
 struct Left {
     intents: HashMap<u64, Intent>,
-    lookups: HashMap<u64, Vec<(u64, u64)>>,
-    handles: HashMap<u64, (Kind, u64)>,
+    /// The request, the node, and how many lookups the request added.
+    lookups: Vec<(u64, u64, u64)>,
+    /// The request, and the handle that it opened.
+    handles: Vec<(u64, Kind, u64)>,
 }
 
 /// What a successor of this worker needs to serve on.
@@ -175,50 +178,27 @@ impl Ledger {
         for device in self.book.devices()? {
             lock(&self.devices).push(orphans.claim(device)?);
         }
-        let mut newest: HashMap<(Kind, u64), (usize, Record)> = HashMap::new();
-        let mut free = lock(&self.free);
-        for (index, record) in self.book.records() {
-            free.next = index + 1;
-            let Some(record) = record else {
-                free.before.push(index);
-                continue;
-            };
-            free.stamp = free.stamp.max(record.stamp);
-            let known = newest.insert((record.kind, record.id), (index, record));
-            if let Some((old, known)) = known {
-                let (now, new) = &newest[&(known.kind, known.id)];
-                let (now, newer) = (*now, new.stamp >= known.stamp);
-                let gone = if newer { old } else { now };
-                if !newer {
-                    newest.insert((known.kind, known.id), (old, known));
-                }
-                self.book.remove(gone);
-                free.before.push(gone);
-            }
-        }
-        drop(free);
         let mut left = Left::default();
         for intent in self.book.carry() {
             left.add(intent);
         }
-        let (nodes, handles): (Vec<_>, Vec<_>) = newest
-            .into_values()
-            .partition(|(_, record)| record.kind == Kind::Node);
-        let mut known = Vec::with_capacity(nodes.len());
-        for (index, record) in nodes {
+        let (mut nodes, handles) = self.records();
+        let mut buffer = [0; MOST_SAVED];
+        nodes.retain(|&(index, head)| {
+            let record = self.book.read(index, &head, &mut buffer);
             let node = Node(record.id);
-            match fs.restore_node(node, record.value, &record.saved, &mut orphans) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(%node, %error, "a node is lost");
-                    self.give_back(index);
-                    continue;
-                }
+            if lock(self.shard(record.id)).nodes.contains_key(&record.id) {
+                // A worker was killed between writing the newer record and taking this away.
+                self.give_back(index);
+                return false;
             }
-            known.push(node);
+            if let Err(error) = fs.restore_node(node, record.value, record.saved, &mut orphans) {
+                tracing::warn!(%node, %error, "a node is lost");
+                self.give_back(index);
+                return false;
+            }
             if record.added > 0 {
-                let of = left.lookups.entry(record.by).or_default();
-                of.push((record.id, record.added));
+                left.lookups.push((record.by, record.id, record.added));
             }
             let place = Place {
                 index,
@@ -227,26 +207,45 @@ impl Ledger {
                 added: record.added,
             };
             lock(self.shard(record.id)).nodes.insert(record.id, place);
-        }
-        for (index, record) in handles {
+            true
+        });
+        for (index, head) in handles {
+            let record = self.book.read(index, &head, &mut buffer);
             let (fh, node) = (Handle(record.id), Node(record.value));
             let directory = record.kind == Kind::Directory;
-            let saved = &record.saved;
+            let saved = record.saved;
             if let Err(error) = fs.restore_handle(directory, node, fh, saved, &mut orphans) {
                 tracing::warn!(%node, %error, "an open file is lost");
                 self.give_back(index);
                 continue;
             }
-            left.handles.insert(record.by, (record.kind, record.id));
+            left.handles.push((record.by, record.kind, record.id));
             let mut shard = lock(self.shard(record.id));
             shard.handles.insert((record.kind, record.id), index);
         }
         fs.restored();
         let closed = orphans.close();
         let generation = self.generation();
-        tracing::info!(generation, nodes = known.len(), closed, "goes on");
+        tracing::info!(generation, nodes = nodes.len(), closed, "goes on");
         *lock(&self.left) = left;
-        Ok(known)
+        Ok(nodes.iter().map(|(_, head)| Node(head.id)).collect())
+    }
+
+    /// The places of all nodes, the newest first, and of all handles.
+    fn records(&self) -> (Vec<(usize, Head)>, Vec<(usize, Head)>) {
+        let mut free = lock(&self.free);
+        let (mut nodes, mut handles) = (Vec::new(), Vec::new());
+        for (index, head) in self.book.heads() {
+            free.next = index + 1;
+            match head {
+                None => free.before.push(index),
+                Some(head) if head.kind == Kind::Node => nodes.push((index, head)),
+                Some(head) => handles.push((index, head)),
+            }
+            free.stamp = free.stamp.max(head.map_or(0, |head| head.stamp));
+        }
+        nodes.sort_unstable_by_key(|(_, head)| Reverse(head.stamp));
+        (nodes, handles)
     }
 
     /// The kernel has sent again all that it had.
@@ -297,7 +296,7 @@ impl Ledger {
             value,
             by,
             added,
-            saved,
+            saved: &saved,
         };
         self.book.put(index, &record);
         Ok(index)
@@ -496,16 +495,18 @@ impl Ledger {
     /// Undoes what an earlier worker had given the kernel in an answer that it did not send.
     fn take_back<F: FileSystem>(&self, fs: &F, unique: u64) {
         let mut left = lock(&self.left);
-        let lookups = left.lookups.remove(&unique);
-        let handle = left.handles.remove(&unique);
+        let lookups: Vec<_> = left.lookups.extract_if(.., |one| one.0 == unique).collect();
+        let handles: Vec<_> = left.handles.extract_if(.., |one| one.0 == unique).collect();
         drop(left);
-        for (node, lookups) in lookups.into_iter().flatten() {
+        for (_, node, lookups) in lookups {
             self.forget(node, lookups);
             fs.forget(Node(node), lookups);
         }
-        if let (Some((kind, fh)), Some(survive)) = (handle, fs.survive()) {
+        for (_, kind, fh) in handles {
             self.close(kind, fh);
-            survive.drop_handle(kind == Kind::Directory, Handle(fh));
+            if let Some(survive) = fs.survive() {
+                survive.drop_handle(kind == Kind::Directory, Handle(fh));
+            }
         }
     }
 }
