@@ -131,6 +131,14 @@ impl Agreed {
             Some(_) => Transport::Dev,
             None => transport,
         };
+        let offered = init.offered().flags;
+        if session.ledger().is_some() && !offered.contains(InitFlags::HAS_RESEND) {
+            // As below.
+            let _ = session.answer_init(&init, false);
+            return Err(io::Error::other(
+                "this kernel can't send again what a killed server had begun (Linux 6.9 can)",
+            ));
+        }
         let mut fallback = None;
         let without = match transport {
             Transport::Dev => refused(1),

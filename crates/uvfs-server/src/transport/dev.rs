@@ -85,13 +85,6 @@ pub(crate) fn run<F: FileSystem>(
     let buffers: Vec<_> = (0..DEPTH)
         .map(|_| IoBuf::alloc(room))
         .collect::<io::Result<_>>()?;
-    if session.ledger().is_some() {
-        // The kernel refuses a request (EIO) if this process is killed while it copies it to a page that is not there
-        // yet. So the pages of short requests are.
-        for buffer in &buffers {
-            buffer.zero(0..2 * PAGE);
-        }
-    }
     let stats = session.add_queue();
     // A server that was killed may have left it polling.
     rustix::fs::fcntl_setfl(&device, OFlags::empty())?;
@@ -241,10 +234,16 @@ impl<F: FileSystem> DevWorker<F> {
     async fn slot(&self, number: usize, buffer: IoBuf) -> io::Result<()> {
         let message = buffer.slice(PAGE - BEFORE_DATA..buffer.len());
         let room = Payload::from(buffer.slice(PAGE..buffer.len() - PAGE));
+        let mut ready = self.session.ledger().is_none();
         loop {
             self.turn().await;
             if self.over.get() {
                 return Ok(());
+            }
+            if !std::mem::replace(&mut ready, true) {
+                // The kernel answers a request with EIO if this process is killed while it copies the request to a page
+                // that is not there yet. Most slots are never used, so each has its pages only now.
+                buffer.zero(0..buffer.len());
             }
             if self.gathers && self.forgot.replace(false) {
                 ops::sleep(GATHER).await;
