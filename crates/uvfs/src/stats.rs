@@ -24,7 +24,7 @@ Examples:
 
 The JSON object has: version, source, transport, control, socket, pid, uptime_s,
 requests, errors, failures (op, errno, count), bytes_read, bytes_written, backed_opens, watch (on, why_not,
-unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of
+unwatched, events, told, lost), survive (generation, sent_again), ops (name, count), latency (below_ns, count; of
 one request in 16), latency_ns (the sum of these latencies), queues (in_flight,
 deepest, spins, sleeps, enters), counts (name, count), clients that are attached now (pid, uid,
 requests, bytes_read, bytes_written, and says: name, calls, hits, bytes_read,
@@ -42,6 +42,10 @@ which Prometheus reads.
 The kernel reads and writes some files by itself (uvfs mount -o passthrough), and
 tells the server of no byte. uvfs_backed_opens_total counts the opens of these
 files, whose bytes are missing in the others.
+
+With -o survive a mount outlives its server. The counts above begin anew with each
+server. The generation is the number of this one, and the requests that the kernel
+sent again are those that a killed server had not answered.
 
 The counts are the file system's own. A mount of an object store has requests to
 the store (stat, list and read, retries included), the bytes of contents that
@@ -189,6 +193,13 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                 watch.events, watch.told, watch.lost, watch.unwatched
             )?,
         },
+    }
+    if let Some(survive) = &report.survive {
+        writeln!(
+            out,
+            "survives   server number {}, {} requests sent again",
+            survive.generation, survive.sent_again
+        )?;
     }
     writeln!(out, "\n{:<20} {:>12}", "request", "count")?;
     for op in &report.ops {

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
-use uvfs_server::stats::{ClientReport, Failure, LatencyBar, QueueReport, Report, WatchReport};
+use uvfs_server::stats::{
+    ClientReport, Failure, LatencyBar, QueueReport, Report, SurviveReport, WatchReport,
+};
 
 /// One value, and the labels that tell it from others of its mount.
 type Value = (Vec<(&'static str, String)>, f64);
@@ -67,6 +69,14 @@ fn watch(report: &Report, value: impl Fn(&WatchReport) -> u64) -> Vec<Value> {
         .map_or(Vec::new(), |watch| one(value(watch)))
 }
 
+fn survive(report: &Report, value: impl Fn(&SurviveReport) -> u64) -> Vec<Value> {
+    report
+        .survive
+        .iter()
+        .flat_map(|one_of| one(value(one_of)))
+        .collect()
+}
+
 /// All but the latency.
 const METRICS: &[Metric] = metrics! {
     gauge uptime_seconds, "Seconds since the mount began": |r| one(r.uptime_s);
@@ -93,6 +103,9 @@ const METRICS: &[Metric] = metrics! {
     counter queue_spins, "Waits that ended while spinning": |r| per_queue(r, |q| q.spins);
     counter queue_sleeps, "Waits that went to sleep": |r| per_queue(r, |q| q.sleeps);
     counter queue_enters, "Calls of io_uring_enter": |r| per_queue(r, |q| q.enters);
+    gauge server_generation, "How many servers the mount has had, this one included": |r| survive(r, |s| s.generation);
+    counter sent_again_requests, "Requests that a killed server had not answered":
+        |r| survive(r, |s| s.sent_again);
     gauge watch_on, "Whether the server watches the host for changes":
         |r| watch(r, |w| w.on.into());
     gauge watch_unwatched, "File systems that are not watched": |r| watch(r, |w| w.unwatched);
