@@ -141,6 +141,15 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Mount> {
     Ok(Mount::new(at, device, line, guard))
 }
 
+/// A mount that an earlier program of this process has made ([`Kept`](crate::survive::Kept)).
+///
+/// # Errors
+/// When /proc does not tell which mount it is.
+pub fn held(at: &Path, device: OwnedFd) -> io::Result<Mount> {
+    let line = mounted(at)?;
+    Ok(Mount::new(at.to_owned(), device, line, None))
+}
+
 /// Mounts without help; nothing where only fusermount3 may.
 fn directly(mountpoint: &Path, options: &MountOptions, root: bool) -> io::Result<Option<OwnedFd>> {
     let device = open_device()?;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::process::getppid;
 use uvfs_proto::abi::{self, InitFlags, NotifyCode};
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
@@ -575,6 +576,8 @@ impl<F: FileSystem> Session<F> {
         report.counts = counts.collect();
         report.leases = self.coherence.leases();
         report.survive = self.ledger().map(|ledger| SurviveReport {
+            keeper: getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32),
+            programs: ledger.programs(),
             generation: ledger.generation(),
             sent_again: ledger.sent_again(),
         });

@@ -333,6 +333,10 @@ pub struct Report {
 /// How often a mount has outlived its server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SurviveReport {
+    /// The process that keeps the mount. SIGUSR2 has it execute the program anew (`uvfs upgrade`).
+    pub keeper: u32,
+    /// How many programs have served the mount, this one included.
+    pub programs: u64,
     /// How many servers the mount has had, this one included.
     pub generation: u64,
     /// Requests that the kernel has sent again, because a server was killed before it answered them.

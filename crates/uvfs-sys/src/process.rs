@@ -97,6 +97,19 @@ pub fn open_descriptors() -> io::Result<BTreeSet<RawFd>> {
     Ok(all)
 }
 
+/// Says whether a program that this process executes gets these descriptors, but for 0 to 2, which it gets.
+///
+/// # Errors
+/// EBADF if one is not open.
+pub fn close_on_exec(all: &BTreeSet<RawFd>, close: bool) -> io::Result<()> {
+    let flags = if close { libc::FD_CLOEXEC } else { 0 };
+    for &fd in all.iter().filter(|fd| **fd > 2) {
+        // SAFETY: the command takes numbers, and changes nothing but a flag of the descriptor.
+        crate::checked(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) })?;
+    }
+    Ok(())
+}
+
 fn is_open(fd: RawFd) -> bool {
     // SAFETY: the command takes a number, and does nothing to the descriptor.
     unsafe { libc::fcntl(fd, libc::F_GETFD) != -1 }

@@ -49,6 +49,13 @@ pub enum Side {
 }
 
 impl Report {
+    /// Of a server that goes on where another was replaced.
+    pub fn none(foreground: bool) -> Result<Self> {
+        let (socket, _) = UnixStream::pair().context(|| "a pair of sockets".into())?;
+        let child = foreground.then(rustix::process::getpid);
+        Ok(Self { socket, child })
+    }
+
     /// Waits until the mount has answered another process.
     pub fn answers(&mut self) -> Result<()> {
         let mut ask = || -> io::Result<i32> {

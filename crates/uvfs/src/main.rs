@@ -22,12 +22,13 @@ mod serve;
 mod stats;
 mod top;
 mod umount;
+mod upgrade;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use uvfs_cli::{Result, answer, end, json_errors, log};
+use uvfs_cli::{Context, Result, answer, end, json_errors, log};
 
 use crate::image::{cat, cp, ls, stat};
 
@@ -104,6 +105,8 @@ commands! {
     Run => run,
     /// Unmount, and clean up after a server that died.
     Umount => umount,
+    /// Have a mount served by the program that is installed now.
+    Upgrade => upgrade,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
     /// Watch what a mount is doing, in the terminal.
@@ -175,6 +178,7 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
 }
 
 fn main() -> ExitCode {
+    let begun = upgrade::begin();
     let argv: Vec<OsString> = std::env::args_os().collect();
     let outcome = match helper::is_called(argv.first()) {
         true => {
@@ -183,5 +187,6 @@ fn main() -> ExitCode {
         }
         false => run(argv),
     };
-    end(outcome)
+    upgrade::end();
+    end(begun.context(|| "taking over a mount".into()).and(outcome))
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,6 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result, duration, log, warn};
 use uvfs_io::device::Device;
 use uvfs_io::engine::{Engine, EngineKind};
@@ -36,7 +35,7 @@ use crate::confine;
 use crate::daemon::{self, Asked, Report, Side};
 use crate::image::{self, Opened, remote};
 use crate::options::{self, Options};
-use crate::umount;
+use crate::{umount, upgrade};
 
 /// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
 /// server dirties pages of the source as it writes, so the mount must not get all of it.
@@ -95,6 +94,8 @@ pub struct Args {
 struct Place {
     path: PathBuf,
     made: bool,
+    /// The source's directory, of a mount that outlives its server.
+    root: Option<OwnedFd>,
 }
 
 /// Runs it.
@@ -123,6 +124,20 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
+    let replaced = (upgrade::replaced().as_ref()).map(|replaced| {
+        let root = replaced.root.try_clone();
+        (replaced.source.clone(), replaced.at.clone(), root)
+    });
+    if let Some((source, path, root)) = replaced {
+        let root = root.context(|| source.display().to_string())?;
+        options.transport = survives_over(&options, false)?;
+        let place = Place {
+            path,
+            made: false,
+            root: Some(root.try_clone().context(|| source.display().to_string())?),
+        };
+        return serve(&source, Source::Directory(root), &place, options);
+    }
     // The server may have another working directory.
     if let Some(path) = &mut options.logdev {
         *path = (path.canonicalize()).context(|| path.display().to_string())?;
@@ -141,7 +156,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     if options.survive && image.is_some() {
         return Err(only_directories());
     }
-    let place = place(mountpoint)?;
+    let mut place = place(mountpoint)?;
     if !options.nonempty {
         hides_nothing(&source, &place.path)?;
     }
@@ -151,6 +166,9 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         (None, Some(device)) => Ok(Source::Image(device)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
+    if let (true, Ok(Source::Directory(root))) = (options.survive, &opened) {
+        place.root = Some(root.try_clone().context(|| source.display().to_string())?);
+    }
     let served = opened.and_then(|opened| serve(&source, opened, &place, options));
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
@@ -216,12 +234,20 @@ fn place(path: &Path) -> Result<Place> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all(path).context(|| format!("making {}", name()))?;
             let path = path.canonicalize().context(name)?;
-            return Ok(Place { path, made: true });
+            return Ok(Place {
+                path,
+                made: true,
+                root: None,
+            });
         }
         Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
     }
     let path = path.canonicalize().context(name)?;
-    Ok(Place { path, made: false })
+    Ok(Place {
+        path,
+        made: false,
+        root: None,
+    })
 }
 
 /// Refuses a mount point where uvfs is mounted, and one whose server is dead or hangs. stat(2) does not tell: the
@@ -283,7 +309,11 @@ enum Source {
 }
 
 fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Result<ExitCode> {
-    let mut report = match daemon::split(&place.path, !options.foreground)? {
+    let split = match upgrade::replaced().is_some() {
+        true => Report::none(options.foreground).map(Side::Server),
+        false => daemon::split(&place.path, !options.foreground),
+    };
+    let mut report = match split? {
         Side::Server(report) => report,
         Side::Parent(result) => return result,
     };
@@ -558,11 +588,29 @@ fn mounted<F: FileSystem>(
         max_read: (options.max_read).unwrap_or(options.max_write.max(1 << 20)),
         auto_unmount: options.auto_unmount,
     };
-    let made = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
-    let mut unmount = Unmount(Some(made.clone()));
-    let worker = match options.survive {
-        true => Some(keep(&made, options.foreground).context(|| path.display().to_string())?),
-        false => None,
+    let made = match &*upgrade::replaced() {
+        Some(replaced) => replaced
+            .kept
+            .device()
+            .and_then(|device| mount::held(path, device)),
+        None => mount::mount(path, &mount_options),
+    };
+    let made = made.context(|| path.display().to_string())?;
+    // The program that this one replaces may go on with the mount.
+    let mut unmount = Unmount(upgrade::replaced().is_none().then(|| made.clone()));
+    let worker = match &place.root {
+        Some(root) if options.survive => {
+            let kept = upgrade::replaced().take().map(|replaced| replaced.kept);
+            let mut keeper = upgrade::Own {
+                foreground: options.foreground,
+                at: path,
+                source,
+                root: root.as_raw_fd(),
+            };
+            let worker = survive::keep(&made, kept, &mut keeper);
+            Some(worker.context(|| path.display().to_string())?)
+        }
+        _ => None,
     };
     let session = Arc::new(Session::new(
         fs,
@@ -634,19 +682,6 @@ fn mounted<F: FileSystem>(
         worker.ready();
     }
     ended(server, &cut_off, path)
-}
-
-/// Makes this process the keeper of a mount, and forks the server; returns in each of those.
-fn keep(made: &Mount, foreground: bool) -> io::Result<Worker> {
-    let ready = || match foreground {
-        // The process that systemd knows.
-        true => drop(sd_notify::notify(&[NotifyState::Ready])),
-        false => {
-            let _ = rustix::process::setsid();
-            log::to_system();
-        }
-    };
-    survive::keep(made, ready)
 }
 
 /// Waits for the end of a mount.

@@ -87,9 +87,9 @@ impl Inodes {
             .ok_or(Errno::STALE)
     }
 
+    /// The same in every process, as a node's number says the shard, and may be older than this process.
     fn shard(key: &Key) -> usize {
-        // Bits in the middle; a set uses the lowest and the highest ones.
-        (key.hash >> 32) as usize % SHARDS
+        (key.ino.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % SHARDS
     }
 
     /// Counts a lookup of the inode with this key, if there is one.

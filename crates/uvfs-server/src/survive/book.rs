@@ -5,6 +5,7 @@
 //! not lead to more than an error.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uvfs_proto::abi::InitIn;
@@ -13,18 +14,26 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::MOST_SAVED;
 
-/// "uvfsbook", and the version of what follows.
+impl AsFd for Book {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// "uvfsbook".
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
-const VERSION: u64 = 1;
+/// The version of the state that a program of this version leaves, and reads.
+pub const VERSION: u64 = 1;
 
 const WORD: usize = 8;
-/// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices, and
-/// from byte 64 on INIT and the devices.
+/// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices,
+/// the count of programs, and from byte 64 on INIT and the devices.
 const HEADER: usize = 8192;
 const GENERATION: usize = 2 * WORD;
 const AGAIN: usize = 3 * WORD;
 const AGREED: usize = 4 * WORD;
 const DEVICE_COUNT: usize = 5 * WORD;
+const PROGRAMS: usize = 6 * WORD;
 const INIT: usize = 64;
 const DEVICES: usize = 256;
 /// As many cores have a connection of their own.
@@ -119,6 +128,18 @@ impl Book {
         Ok(book)
     }
 
+    /// One that another program has made.
+    ///
+    /// # Errors
+    /// When it is none, or of another version.
+    pub(super) fn open(fd: OwnedFd) -> io::Result<Self> {
+        let book = Self(SharedMemory::open(fd, SIZE)?);
+        match book.0.len() {
+            SIZE => book.check().map(|()| book),
+            _ => Err(invalid("its size")),
+        }
+    }
+
     /// Checks that it is one of this version.
     ///
     /// # Errors
@@ -131,6 +152,15 @@ impl Book {
             ))),
             _ => Err(invalid("not a book")),
         }
+    }
+
+    /// How many programs have served the mount.
+    pub(super) fn programs(&self) -> u64 {
+        self.get(PROGRAMS)
+    }
+
+    pub(super) fn count_program(&self) {
+        self.set(PROGRAMS, self.programs() + 1);
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {

@@ -2,15 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getppid, kill_process, wait as wait_any,
 };
-use uvfs_sys::process::{Orphans, SignalSet, fork_sharing_descriptors, open_descriptors};
+use uvfs_sys::process::{
+    Orphans, SignalSet, close_on_exec, fork_sharing_descriptors, open_descriptors,
+};
 
 use super::book::Book;
 use super::ledger::Ledger;
@@ -20,16 +25,18 @@ use crate::mount::Mount;
 const MOST_CRASHES: u32 = 10;
 const SOON: Duration = Duration::from_millis(100);
 
-/// The signals that the keeper waits for: those that end the mount, which it passes on, the end of a worker, and a
-/// worker's word that it serves.
+/// The signals that the keeper waits for: those that end the mount, which it passes on, the end of a worker, a worker's
+/// word that it serves, and [`UPGRADE`].
 const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 const READY: Signal = Signal::USR1;
+/// Asks for another program.
+const UPGRADE: Signal = Signal::USR2;
 
 /// A process that serves a mount which outlives it.
 #[derive(Debug)]
 pub struct Worker {
     ledger: Arc<Ledger>,
-    keeper: Option<Pid>,
+    keeper: Pid,
     before: Option<String>,
 }
 
@@ -46,57 +53,170 @@ impl Worker {
 
     /// Says that the mount answers. From the first worker's word on, the next one serves it if a worker is killed.
     pub fn ready(&self) {
-        let keeper = self.keeper.filter(|keeper| getppid() == Some(*keeper));
-        if let Some(keeper) = keeper {
-            let _ = kill_process(keeper, READY);
+        if getppid() == Some(self.keeper) {
+            let _ = kill_process(self.keeper, READY);
         }
+    }
+}
+
+/// What a program does in the keeper of its mount.
+pub trait Keeper {
+    /// The first worker has called [`Worker::ready`].
+    fn ready(&mut self) {}
+
+    /// The program that is to keep the mount from now on, at SIGUSR2: mostly the same file, which was replaced. The keeper
+    /// executes it, as the same process. It finds the mount by [`Kept::take`], and calls [`keep`] with that.
+    ///
+    /// # Errors
+    /// Why there is none. The mount stays as it is.
+    fn successor(&mut self) -> io::Result<Command> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+}
+
+/// The variable that tells a successor of what it has.
+const KEPT: &str = "UVFS_KEPT";
+
+/// A mount that an earlier program of this process has kept.
+#[derive(Debug)]
+pub struct Kept {
+    book: Book,
+    device: OwnedFd,
+    old: OwnedFd,
+    /// Those of its last worker, which is dead.
+    orphans: BTreeSet<RawFd>,
+}
+
+impl Kept {
+    /// What an earlier program has kept, if there is one, and the descriptors `own`, which it has told of by means of its
+    /// own. To be called before this process opens anything.
+    ///
+    /// # Errors
+    /// When this is not what it was told.
+    pub fn take(own: &[RawFd]) -> io::Result<Option<(Self, Vec<OwnedFd>)>> {
+        let Some(kept) = std::env::var_os(KEPT) else {
+            return Ok(None);
+        };
+        let kept = kept.to_str().unwrap_or_default();
+        let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("{KEPT}={kept}"));
+        let numbers: Vec<RawFd> = kept.split(',').flat_map(str::parse).collect();
+        let &[book, device, old] = numbers.as_slice() else {
+            return Err(invalid());
+        };
+        let mut orphans = open_descriptors()?;
+        orphans.retain(|fd| *fd > 2 && !own.contains(fd) && !numbers.contains(fd));
+        // SAFETY: this process has opened nothing yet, and the descriptors are those of the program before.
+        let mut found = unsafe { Orphans::find(&orphans)? };
+        let mut claim = |fd| found.claim(fd).map_err(|_| invalid());
+        let kept = Self {
+            book: Book::open(claim(book)?)?,
+            device: claim(device)?,
+            old: claim(old)?,
+            orphans,
+        };
+        let own = own.iter().map(|fd| claim(*fd)).collect::<io::Result<_>>()?;
+        close_on_exec(&open_descriptors()?, true)?;
+        Ok(Some((kept, own)))
+    }
+
+    /// The connection to the kernel, for [`mount::held`](crate::mount::held).
+    ///
+    /// # Errors
+    /// EMFILE when there can be no other descriptor.
+    pub fn device(&self) -> io::Result<OwnedFd> {
+        self.device.try_clone()
+    }
+
+    /// Goes back to the earlier program. Returns if that fails.
+    pub fn go_back(&self) -> io::Error {
+        let path = format!("/proc/self/fd/{}", self.old.as_raw_fd());
+        let mut old = Command::new(path);
+        old.args(std::env::args_os().skip(1));
+        if let Some(name) = std::env::args_os().next() {
+            old.arg0(name);
+        }
+        execute(old, &self.book, &self.device, &self.old)
+    }
+}
+
+/// Executes a successor, which has all descriptors of this process. Returns if that fails.
+fn execute(mut program: Command, book: &Book, device: &OwnedFd, old: &OwnedFd) -> io::Error {
+    let numbers = [book.as_fd(), device.as_fd(), old.as_fd()];
+    let numbers = numbers.map(|fd| fd.as_raw_fd().to_string()).join(",");
+    let kept = open_descriptors().and_then(|all| close_on_exec(&all, false));
+    let signals = SignalSet::of(&[libc::SIGCHLD, READY.as_raw(), UPGRADE.as_raw()]);
+    signals.unblock();
+    match kept {
+        Ok(()) => program.env(KEPT, numbers).exec(),
+        Err(error) => error,
     }
 }
 
 /// Splits the process into a keeper of `mount` and a worker, in which this returns. Whenever a signal kills the worker, it
 /// returns in the next one. It returns in no keeper: that ends with the status of the worker that exits.
 ///
-/// To be called after mounting, before the process has a second thread, and with SIGTERM, SIGINT and SIGHUP blocked.
-/// `ready` is called in the keeper once the first worker has called [`Worker::ready`].
+/// To be called after mounting, before the process has a second thread, and with SIGTERM, SIGINT and SIGHUP blocked. `kept`
+/// is what an earlier program of this process has kept.
 ///
 /// # Errors
 /// EBUSY when the process has a second thread; when there can be no process or no shared memory.
-pub fn keep(mount: &Mount, mut ready: impl FnMut()) -> io::Result<Worker> {
-    let book = Book::create()?;
-    let owned = open_descriptors()?;
-    let mut signals = ENDING.to_vec();
-    signals.extend([libc::SIGCHLD, READY.as_raw()]);
-    let signals = SignalSet::block(&signals);
-    let own = SignalSet::of(&[libc::SIGCHLD, READY.as_raw()]);
-    let keeper = rustix::process::getpid();
-    let (mut serves, mut crashes, mut before) = (false, 0, None);
+pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::Result<Worker> {
+    let mut owned = open_descriptors()?;
+    let (book, mut old) = match kept {
+        None => (Book::create()?, None),
+        Some(kept) => {
+            owned.retain(|fd| !kept.orphans.contains(fd));
+            (kept.book, Some((kept.device, kept.old)))
+        }
+    };
+    owned.insert(book.as_fd().as_raw_fd());
+    let waited = [libc::SIGCHLD, READY.as_raw(), UPGRADE.as_raw()];
+    let signals = SignalSet::block(&[&ENDING[..], &waited].concat());
+    let own = SignalSet::of(&waited);
+    let process = rustix::process::getpid();
+    let (mut serves, mut crashes) = (false, 0);
+    let mut before = (old.is_some()).then(|| "the server was replaced".to_owned());
     loop {
         let Some(worker) = fork_sharing_descriptors()? else {
             own.unblock();
-            // The keeper alone hears of the terminal's signals, and passes them on.
-            let _ = rustix::process::setpgid(None, None);
             let orphans = match before {
                 Some(_) => Some(orphans(&owned)?),
                 None => None,
             };
             return Ok(Worker {
                 ledger: Arc::new(Ledger::new(book, orphans)),
-                keeper: Some(keeper),
+                keeper: process,
                 before,
             });
         };
-        if before.is_none() {
-            let _ = rustix::thread::set_name(c"uvfs-keeper");
-        }
+        let _ = rustix::thread::set_name(c"uvfs-keeper");
         let mut since = None;
-        let status = wait(worker, &signals, || {
+        let ended = wait(worker, &signals, || {
             since = Some(Instant::now());
             if !std::mem::replace(&mut serves, true) {
-                ready();
+                book.count_program();
+                keeper.ready();
             }
         });
-        let Some(signal) = status.terminating_signal() else {
-            std::process::exit(status.exit_status().unwrap_or(1));
+        let ended = ended.unwrap_or_else(|| replace(worker, &signals, &book, mount, keeper));
+        if !serves && let Some((device, old)) = old.take() {
+            // The worker that the new program began with does not serve.
+            let kept = Kept {
+                book,
+                device,
+                old,
+                orphans: BTreeSet::new(),
+            };
+            let error = kept.go_back();
+            tracing::error!(%error, "{}: the mount ends", mount.at().display());
+            std::process::exit(1);
+        }
+        let Some(signal) = ended.terminating_signal() else {
+            let status = ended.exit_status().unwrap_or(1);
+            if status != 0 {
+                let _ = mount.detach();
+            }
+            std::process::exit(status);
         };
         let soon = since.is_none_or(|since| since.elapsed() < SOON) && signal != libc::SIGKILL;
         crashes = if soon { crashes + 1 } else { 0 };
@@ -111,6 +231,42 @@ pub fn keep(mount: &Mount, mut ready: impl FnMut()) -> io::Result<Worker> {
     }
 }
 
+/// Ends a worker, and has another program keep the mount. Returns if that can't be executed: then the next worker is this
+/// program's.
+fn replace(
+    worker: Pid,
+    signals: &SignalSet,
+    book: &Book,
+    mount: &Mount,
+    keeper: &mut impl Keeper,
+) -> WaitStatus {
+    let executed = keeper.successor().and_then(|program| {
+        let old = rustix::fs::open("/proc/self/exe", OFlags::PATH, Mode::empty())?;
+        Ok((program, old, mount.device()?))
+    });
+    match executed {
+        Ok((program, old, device)) => {
+            let _ = kill_process(worker, Signal::KILL);
+            let status = loop {
+                if let Some(status) = wait(worker, signals, || {}) {
+                    break status;
+                }
+            };
+            let error = execute(program, book, &device, &old);
+            tracing::error!(%error, "{}: not replaced", mount.at().display());
+            status
+        }
+        Err(error) => {
+            tracing::error!(%error, "{}: not replaced", mount.at().display());
+            loop {
+                if let Some(status) = wait(worker, signals, || {}) {
+                    return status;
+                }
+            }
+        }
+    }
+}
+
 /// What a worker that is dead has left open.
 fn orphans(owned: &BTreeSet<RawFd>) -> io::Result<Orphans> {
     // SAFETY: `owned` are the descriptors from before the first worker. Since then only workers have opened any, the last
@@ -118,11 +274,11 @@ fn orphans(owned: &BTreeSet<RawFd>) -> io::Result<Orphans> {
     unsafe { Orphans::find(owned) }
 }
 
-/// Waits for a worker's end, and passes on signals meanwhile.
-fn wait(worker: Pid, signals: &SignalSet, mut ready: impl FnMut()) -> WaitStatus {
+/// Waits for a worker's end, and passes on signals meanwhile. Nothing if it is to be replaced first.
+fn wait(worker: Pid, signals: &SignalSet, mut ready: impl FnMut()) -> Option<WaitStatus> {
     loop {
         match wait_any(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == worker => return status,
+            Ok(Some((pid, status))) if pid == worker => return Some(status),
             // A child from before.
             Ok(Some(_)) | Err(Errno::INTR) => continue,
             Ok(None) => {}
@@ -130,6 +286,7 @@ fn wait(worker: Pid, signals: &SignalSet, mut ready: impl FnMut()) -> WaitStatus
         }
         match signals.wait(None) {
             Some(signal) if signal == READY.as_raw() => ready(),
+            Some(signal) if signal == UPGRADE.as_raw() => return None,
             Some(signal) if ENDING.contains(&signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     let _ = kill_process(worker, signal);

@@ -128,6 +128,11 @@ impl Ledger {
         self.book.generation()
     }
 
+    /// How many programs have served the mount: the number moves when another one does.
+    pub fn programs(&self) -> u64 {
+        self.book.programs()
+    }
+
     /// Requests that the kernel has sent again.
     pub fn sent_again(&self) -> u64 {
         self.book.sent_again()

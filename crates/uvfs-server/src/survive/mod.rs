@@ -7,6 +7,7 @@ mod book;
 mod keeper;
 mod ledger;
 
-pub use keeper::{Worker, keep};
+pub use book::VERSION;
+pub use keeper::{Keeper, Kept, Worker, keep};
 pub use ledger::Ledger;
 pub(crate) use ledger::SETTLES;

@@ -1,0 +1,179 @@
+//! `uvfs upgrade`, and the keeper of a mount that outlives its server.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use clap::ValueHint;
+use rustix::process::{Pid, Signal, kill_process};
+use sd_notify::NotifyState;
+use uvfs_cli::{Context, Error, Result, log};
+use uvfs_server::stats::SurviveReport;
+use uvfs_server::survive::{self, Keeper, Kept};
+
+use crate::stats;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs upgrade /mnt
+
+For a mount with -o survive: once the program was replaced, for instance by a new version of the package, this has the
+mount served by the new one, with the options of the mount. No call of a program fails; calls wait for some
+milliseconds. If the new program can't serve the mount, the old one goes on.
+
+Exit status: 0 the program that is installed now serves, 1 it does not (the log says why), 2 wrong usage.";
+
+/// Have a mount served by the program that is installed now.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Print the version of the state that a server leaves to the next one
+    #[arg(long, hide = true)]
+    state_version: bool,
+    /// The mount
+    #[arg(required_unless_present = "state_version", value_hint = ValueHint::DirPath)]
+    mountpoint: Option<PathBuf>,
+}
+
+/// How long a new program may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let Some(mountpoint) = args.mountpoint else {
+        uvfs_cli::print(|out| writeln!(out, "{}", survive::VERSION))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let name = mountpoint.display();
+    let ask = || stats::ask(&mountpoint).map(|report| report.survive);
+    let before = ask()?.ok_or_else(|| {
+        Error::new(format!(
+            "{name}: not mounted with -o survive (it has to be mounted again)"
+        ))
+    })?;
+    let keeper = Pid::from_raw(before.keeper as i32).filter(|_| before.keeper > 1);
+    let keeper = keeper.ok_or_else(|| Error::new(format!("{name}: its keeper is dead")))?;
+    kill_process(keeper, Signal::USR2)
+        .context(|| format!("{name}: the process {}", before.keeper))?;
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+        // No server answers while one takes over from the other.
+        match ask().ok().flatten() {
+            Some(SurviveReport { programs, .. }) if programs > before.programs => {
+                return Ok(ExitCode::SUCCESS);
+            }
+            _ => {}
+        }
+    }
+    Err(Error::new(format!(
+        "{name}: not replaced; the log of its server says why"
+    )))
+}
+
+/// The variables that tell the next program of the mount point, the source, and the source's descriptor.
+const AT: &str = "UVFS_KEPT_AT";
+const SOURCE: &str = "UVFS_KEPT_SOURCE";
+const ROOT: &str = "UVFS_KEPT_ROOT";
+
+/// What a keeper of this command does.
+pub struct Own<'a> {
+    pub foreground: bool,
+    pub at: &'a Path,
+    pub source: &'a Path,
+    pub root: RawFd,
+}
+
+impl Keeper for Own<'_> {
+    fn ready(&mut self) {
+        match self.foreground {
+            // The process that systemd knows.
+            true => drop(sd_notify::notify(&[NotifyState::Ready])),
+            false => {
+                let _ = rustix::process::setsid();
+                log::to_system();
+            }
+        }
+    }
+
+    fn successor(&mut self) -> io::Result<Command> {
+        let own = std::fs::read_link("/proc/self/exe")?
+            .into_os_string()
+            .into_vec();
+        // The file that was replaced.
+        let own = own.strip_suffix(b" (deleted)").unwrap_or(&own);
+        let program = Path::new(OsStr::from_bytes(own));
+        let reads = Command::new(program)
+            .args(["upgrade", "--state-version"])
+            .output()?;
+        let reads = String::from_utf8_lossy(&reads.stdout).trim().to_owned();
+        if reads != survive::VERSION.to_string() {
+            let program = program.display();
+            return Err(io::Error::other(format!(
+                "{program} takes over state of version {reads:?}, and this is {}",
+                survive::VERSION
+            )));
+        }
+        let mut command = Command::new(program);
+        let mut args = std::env::args_os();
+        if let Some(name) = args.next() {
+            command.arg0(name);
+        }
+        command.args(args).env(AT, self.at).env(SOURCE, self.source);
+        command.env(ROOT, self.root.to_string());
+        Ok(command)
+    }
+}
+
+/// What the program that this one replaces has kept.
+pub struct Replaced {
+    pub kept: Kept,
+    pub at: PathBuf,
+    pub source: PathBuf,
+    pub root: OwnedFd,
+}
+
+/// What this program replaces, until it keeps the mount itself.
+static REPLACED: Mutex<Option<Replaced>> = Mutex::new(None);
+
+/// What this program replaces, if it does and does not keep the mount yet.
+pub fn replaced() -> MutexGuard<'static, Option<Replaced>> {
+    uvfs_sys::lock(&REPLACED)
+}
+
+/// Takes what the program that this one replaces has kept. To be called before this process opens anything.
+///
+/// # Errors
+/// When this is not what it was told.
+pub fn begin() -> io::Result<()> {
+    let variable = |name| std::env::var_os(name);
+    let (Some(at), Some(source), Some(root)) = (variable(AT), variable(SOURCE), variable(ROOT))
+    else {
+        return Ok(());
+    };
+    let root = root.to_str().and_then(|root| root.parse().ok());
+    let Some((kept, own)) = Kept::take(&[root.ok_or(io::ErrorKind::InvalidInput)?])? else {
+        return Ok(());
+    };
+    *replaced() = own.into_iter().next().map(|root| Replaced {
+        kept,
+        at: at.into(),
+        source: source.into(),
+        root,
+    });
+    Ok(())
+}
+
+/// Goes back to the program that this one was to replace, if this one has failed to.
+pub fn end() {
+    if let Some(replaced) = replaced().take() {
+        let error = replaced.kept.go_back();
+        tracing::error!(%error, "{}: the mount ends", replaced.at.display());
+    }
+}
