@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -59,22 +60,55 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     let keeper = Pid::from_raw(before.keeper as i32).filter(|_| before.keeper > 1);
     let keeper = keeper.ok_or_else(|| Error::new(format!("{name}: its keeper is dead")))?;
+    let exe = PathBuf::from(format!("/proc/{}/exe", before.keeper));
+    let program = installed(&exe).context(|| exe.display().to_string())?;
+    takes_over(&program).context(|| name.to_string())?;
     kill_process(keeper, Signal::USR2)
         .context(|| format!("{name}: the process {}", before.keeper))?;
     let end = Instant::now() + PATIENCE;
-    while Instant::now() < end {
+    // No server answers while one takes over from the other.
+    let replaced = || {
+        let now = ask().ok().flatten();
+        now.is_some_and(|SurviveReport { programs, .. }| programs > before.programs)
+    };
+    while !replaced() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
-        // No server answers while one takes over from the other.
-        match ask().ok().flatten() {
-            Some(SurviveReport { programs, .. }) if programs > before.programs => {
-                return Ok(ExitCode::SUCCESS);
-            }
-            _ => {}
-        }
     }
-    Err(Error::new(format!(
-        "{name}: not replaced; the log of its server says why"
-    )))
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    match (file(&exe), file(&program)) {
+        (Ok(now), Ok(installed)) if now == installed && Instant::now() < end => {
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => Err(Error::new(format!(
+            "{name}: {} can't serve it, and the program from before goes on; the log of the mount says why",
+            program.display()
+        ))),
+    }
+}
+
+/// The file from which a running program would be started now.
+fn installed(exe: &Path) -> io::Result<PathBuf> {
+    let path = std::fs::read_link(exe)?.into_os_string().into_vec();
+    // The file that was replaced.
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(&path);
+    Ok(Path::new(OsStr::from_bytes(path)).to_owned())
+}
+
+/// Whether a program runs, and takes over what this one leaves.
+fn takes_over(program: &Path) -> io::Result<()> {
+    let name = program.display();
+    let reads = Command::new(program)
+        .args(["upgrade", "--state-version"])
+        .output();
+    let reads = reads.map_err(|error| io::Error::other(format!("{name}: {error}")))?;
+    let reads = String::from_utf8_lossy(&reads.stdout).trim().to_owned();
+    let leaves = survive::VERSION.to_string();
+    match reads == leaves {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "{name} takes over state of version {reads:?}, and this is {leaves}"
+        ))),
+    }
 }
 
 /// The variables that tell the next program of the mount point, the source, and the source's descriptor.
@@ -103,23 +137,8 @@ impl Keeper for Own<'_> {
     }
 
     fn successor(&mut self) -> io::Result<Command> {
-        let own = std::fs::read_link("/proc/self/exe")?
-            .into_os_string()
-            .into_vec();
-        // The file that was replaced.
-        let own = own.strip_suffix(b" (deleted)").unwrap_or(&own);
-        let program = Path::new(OsStr::from_bytes(own));
-        let reads = Command::new(program)
-            .args(["upgrade", "--state-version"])
-            .output()?;
-        let reads = String::from_utf8_lossy(&reads.stdout).trim().to_owned();
-        if reads != survive::VERSION.to_string() {
-            let program = program.display();
-            return Err(io::Error::other(format!(
-                "{program} takes over state of version {reads:?}, and this is {}",
-                survive::VERSION
-            )));
-        }
+        let program = installed(Path::new("/proc/self/exe"))?;
+        takes_over(&program)?;
         let mut command = Command::new(program);
         let mut args = std::env::args_os();
         if let Some(name) = args.next() {

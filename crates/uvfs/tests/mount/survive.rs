@@ -1,6 +1,7 @@
 //! `-o survive`: a mount goes on when its server is killed, and no program sees an error.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -230,6 +231,123 @@ fn it_ends_as_any_mount() {
     let mount = Mount::new(&survives(), &served.source, &scratch.dir("again"));
     replaced(&mount, Signal::KILL);
     mount.unmount();
+}
+
+fn upgrade(mount: &Mount) -> Outcome {
+    run(uvfs().arg("upgrade").arg(&mount.at))
+}
+
+/// No call fails when the program of the server is replaced.
+#[test]
+fn a_replaced_program_goes_on() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("python3"),
+    ]) {
+        return;
+    }
+    let upgrades = if full() { FULL_KILLS } else { KILLS };
+    let served = Served::new(&survives());
+    let time = 2 * PAUSE * upgrades as u32;
+    let mut load = Running::start(
+        Command::new("python3")
+            .args(["-c", include_str!("programs/outlives.py")])
+            .arg(&served.mount.at)
+            .arg(time.as_secs_f64().to_string()),
+    );
+    let keeper = counts(&served.mount).keeper;
+    let mut done = 0;
+    while load.ended().is_none() && done < upgrades {
+        upgrade(&served.mount).ok();
+        done += 1;
+        std::thread::sleep(PAUSE);
+    }
+    let outcome = load.wait(time + SOON).expect("the programs end").ok();
+    eprintln!("{done} upgrades: {outcome}");
+    let counts = counts(&served.mount);
+    assert_eq!((counts.programs, counts.keeper), (done + 1, keeper));
+}
+
+/// A program that can't serve the mount does not replace the one that does; a later one does.
+#[test]
+fn a_program_that_can_not_serve_replaces_none() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let program = scratch.dir("bin").join("uvfs");
+    let installs = |text: &str| {
+        let new = program.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(&new, &program).unwrap();
+    };
+    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
+    let mut serve = survives();
+    serve.program.clone_from(&program);
+    let served = Served::new(&serve);
+    fs::write(served.source.join("file"), "kept").unwrap();
+    // It takes over the state of another version, does not run, or does not know the mount's options.
+    for (text, why) in [
+        ("#!/bin/sh\necho 1000\n", "state of version \"1000\""),
+        ("not a program", "uvfs: "),
+        (
+            concat!(
+                "#!/bin/sh\ncase $1 in upgrade) exec ",
+                env!("CARGO_BIN_EXE_uvfs"),
+                " \"$@\";; esac\nexec ",
+                env!("CARGO_BIN_EXE_uvfs"),
+                " mount -o no_such_option a b\n"
+            ),
+            "goes on",
+        ),
+    ] {
+        installs(text);
+        let outcome = upgrade(&served.mount);
+        assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+        assert!(outcome.stderr.contains(why), "{why}: {outcome}");
+        let cat = served.mount.run(Command::new("cat").arg(served.at("file")));
+        assert_eq!(cat.ok(), "kept");
+    }
+    fs::remove_file(&program).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
+    upgrade(&served.mount).ok();
+    // And from then on.
+    replaced(&served.mount, Signal::KILL);
+    upgrade(&served.mount).ok();
+}
+
+/// A mount in the background, which has let go of its terminal, does the same.
+#[test]
+fn a_mount_in_the_background_outlives_its_server() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    fs::write(source.join("file"), "data").unwrap();
+    run(uvfs()
+        .args(["mount", "-o", "survive"])
+        .arg(&source)
+        .arg(&at))
+    .ok();
+    let report = || {
+        let outcome = run(uvfs().args(["stats", "--json"]).arg(&at)).ok();
+        serde_json::from_str::<Report>(&outcome).unwrap()
+    };
+    let first = report();
+    kill_process(Pid::from_raw(first.pid as i32).unwrap(), Signal::KILL).unwrap();
+    let cat = || run(Command::new("cat").arg(at.join("file"))).ok();
+    assert_eq!(cat(), "data");
+    run(uvfs().arg("upgrade").arg(&at)).ok();
+    assert_eq!(cat(), "data");
+    let last = report();
+    let survive = last.survive.unwrap();
+    assert_eq!((survive.generation, survive.programs), (3, 2));
+    assert_ne!(last.pid, first.pid);
+    run(uvfs().arg("umount").arg(&at)).ok();
+    assert!(mounted(&at).is_none());
 }
 
 /// Options that can't be had with it are refused, with the reason.

@@ -10,6 +10,8 @@ pub struct Serve {
     pub options: Vec<String>,
     /// The server's limit of open descriptors, soft and hard.
     pub descriptors: Option<u32>,
+    /// The command; a copy of it where a test replaces that.
+    pub program: PathBuf,
 }
 
 impl Serve {
@@ -20,6 +22,7 @@ impl Serve {
             transport,
             options,
             descriptors: None,
+            program: env!("CARGO_BIN_EXE_uvfs").into(),
         }
     }
 
@@ -61,12 +64,8 @@ impl Serve {
             shell.args(["-c", &format!("{limit}exec {command}")]);
             return shell;
         }
-        shell.args([
-            "-c",
-            &format!("{limit}exec \"$@\""),
-            "sh",
-            env!("CARGO_BIN_EXE_uvfs"),
-        ]);
+        shell.args(["-c", &format!("{limit}exec \"$@\""), "sh"]);
+        shell.arg(&self.program);
         shell.args([
             "mount",
             "--foreground",
