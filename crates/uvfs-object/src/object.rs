@@ -183,8 +183,8 @@ impl Object {
             fetch.store.counters.read(len, missing);
             state.failures
         };
-        self.start(fetch, wanted.clone());
-        self.start(fetch, self.pieces(ahead));
+        // In one look: what a request for `wanted` did not bring by the second is not to be requested for `ahead` again.
+        self.start(fetch, wanted.clone().chain(self.pieces(ahead)));
         loop {
             let given_back;
             {
@@ -303,7 +303,7 @@ impl Object {
     }
 
     /// Begins to get what is missing of these pieces.
-    fn start(self: &Arc<Self>, fetch: &Fetch, wanted: Range<usize>) {
+    fn start(self: &Arc<Self>, fetch: &Fetch, wanted: impl Iterator<Item = usize>) {
         let longest = ((RUN >> self.piece_log) as usize).max(1);
         let mut runs: Vec<(Piece, Range<usize>)> = Vec::new();
         let mut state = self.state();
