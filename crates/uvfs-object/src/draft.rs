@@ -6,10 +6,10 @@
 //!
 //! A mount may have more drafts than a process may have open files. So the data file is open only while something uses it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, btree_map};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader};
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -766,9 +766,51 @@ impl Drafts {
             .collect()
     }
 
+    /// The drafts of a directory and of the names in it.
+    pub(crate) fn children(&self, directory: &str) -> Vec<(String, Arc<Draft>)> {
+        let all = self.all();
+        let children = children(&all, directory);
+        children
+            .map(|(key, draft)| (key.clone(), draft.clone()))
+            .collect()
+    }
+
+    /// Whether anything below a directory has a draft.
+    pub(crate) fn any_below(&self, directory: &str) -> bool {
+        let all = self.all();
+        let next = from(&all, Bound::Excluded(directory)).next();
+        next.is_some_and(|(key, _)| key.starts_with(directory))
+    }
+
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Draft>>> {
         uvfs_sys::lock(&self.all)
     }
+}
+
+fn from<'a, T>(all: &'a BTreeMap<String, T>, key: Bound<&str>) -> btree_map::Range<'a, String, T> {
+    all.range::<str, _>((key, Bound::Unbounded))
+}
+
+/// A directory and the names in it, of keys that may be many more: what is deeper is stepped over.
+fn children<'a, T>(
+    all: &'a BTreeMap<String, T>,
+    directory: &str,
+) -> impl Iterator<Item = (&'a String, &'a T)> {
+    let mut rest = from(all, Bound::Included(directory));
+    std::iter::from_fn(move || {
+        loop {
+            let (key, value) = rest.next()?;
+            let name = key.strip_prefix(directory)?;
+            match name.split_once('/') {
+                Some((name, deeper)) if !deeper.is_empty() => {
+                    // `0` follows `/`.
+                    let after = format!("{directory}{name}0");
+                    rest = from(all, Bound::Included(&after));
+                }
+                _ => return Some((key, value)),
+            }
+        }
+    })
 }
 
 /// Whether two files have the same contents.
@@ -1047,6 +1089,23 @@ mod tests {
             damaged[at.index(whole.len())] ^= 1;
             let _ = parse(&damaged);
             let _ = parse(&bytes);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn children_are_those_of_the_directory(
+            keys in proptest::collection::btree_set("[a./0]{1,6}", 0..60),
+            directory in "|[a.0]{1,2}/",
+        ) {
+            let all: BTreeMap<_, _> = keys.into_iter().map(|key| (key, ())).collect();
+            let is_child = |key: &&String| {
+                let name = key.strip_prefix(&*directory);
+                name.is_some_and(|name| !name.trim_end_matches('/').contains('/') && !name.contains("//"))
+            };
+            let expected: Vec<_> = all.keys().filter(is_child).collect();
+            let found: Vec<_> = children(&all, &directory).map(|(key, ())| key).collect();
+            prop_assert_eq!(found, expected);
         }
     }
 

@@ -111,11 +111,10 @@ impl Writing {
 
     /// Whether nothing is in a directory, as programs see it.
     pub(crate) async fn is_empty(&self, directory: &str, ttl: Duration) -> Result<bool> {
-        let below = self.drafts.below(directory);
-        let changes = changes_in(directory, &below);
+        let changes = self.changes(directory);
         let is_there =
             |(key, draft): &(String, Arc<Draft>)| key != directory && !draft.state().gone;
-        if below.iter().any(is_there) {
+        if self.drafts.below(directory).iter().any(is_there) {
             return Ok(false);
         }
         if self.is_new(directory) {
@@ -138,7 +137,25 @@ impl Writing {
     /// The changes in a directory that the store does not have yet. To be taken before its listing: a change that the store gets
     /// meanwhile is in both, not in neither.
     pub(crate) fn changes(&self, directory: &str) -> BTreeMap<String, Now> {
-        changes_in(directory, &self.drafts.below(directory))
+        let mut changes = BTreeMap::new();
+        for (key, draft) in self.drafts.children(directory) {
+            let name = &key[directory.len()..];
+            let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
+            if name.is_empty() {
+                continue;
+            }
+            let now = match (draft.state().gone, end) {
+                (true, _) => Now::Gone,
+                (false, "") => Now::File(Version::default()),
+                (false, _) => Now::Directory,
+            };
+            match now {
+                // A file may have taken the directory's place, or the other way round.
+                Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
+                now => drop(changes.insert(name.to_owned(), now)),
+            }
+        }
+        changes
     }
 
     /// Makes sure that a directory is still there when its last file is gone.
@@ -151,29 +168,6 @@ impl Writing {
         directory.state().marked = true;
         Ok(())
     }
-}
-
-/// The changes of the names in a directory, of all drafts below it.
-fn changes_in(directory: &str, below: &[(String, Arc<Draft>)]) -> BTreeMap<String, Now> {
-    let mut changes = BTreeMap::new();
-    for (key, draft) in below {
-        let name = &key[directory.len()..];
-        let (name, end) = name.split_at(name.find('/').unwrap_or(name.len()));
-        if name.is_empty() || end.len() > 1 {
-            continue;
-        }
-        let now = match (draft.state().gone, end) {
-            (true, _) => Now::Gone,
-            (false, "") => Now::File(Version::default()),
-            (false, _) => Now::Directory,
-        };
-        match now {
-            // A file may have taken the directory's place, or the other way round.
-            Now::Gone => drop(changes.entry(name.to_owned()).or_insert(now)),
-            now => drop(changes.insert(name.to_owned(), now)),
-        }
-    }
-    changes
 }
 
 impl ObjectFs {
@@ -309,17 +303,16 @@ impl ObjectFs {
         let task = async move {
             let _still = writing.moving.read().await;
             writing.make_parents(&directory).await?;
-            for (key, draft) in writing.drafts.below(&directory) {
-                let name = key[directory.len()..].trim_end_matches('/');
+            for (key, draft) in writing.drafts.children(&directory) {
                 let (is_wanted, gone) = {
                     let state = draft.state();
                     (state.is_wanted(), state.gone)
                 };
-                match name.contains('/') || !is_wanted {
-                    true => {}
+                match is_wanted {
+                    false => {}
                     // After what was in it.
-                    false if gone && is_directory(&key) => writing.put_below(&key).await?,
-                    false => writing.put_now(&draft).await?,
+                    true if gone && is_directory(&key) => writing.put_below(&key).await?,
+                    true => writing.put_now(&draft).await?,
                 }
             }
             Ok(())

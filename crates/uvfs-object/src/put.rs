@@ -244,7 +244,7 @@ impl Writing {
                 store.make_directory(key, &before.posix).await?;
                 self.changed(key, Now::Directory);
             }
-            true if is_directory(key) && self.drafts.below(key).len() > 1 => {
+            true if is_directory(key) && self.drafts.any_below(key) => {
                 let why = format!("{key:?} is removed when the names in it are");
                 return Err(Error::new(Errno::BUSY, why));
             }
