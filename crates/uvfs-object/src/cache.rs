@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
-use uvfs_server::fs::{Error, ErrorContext, Result};
+use uvfs_io::ops;
+use uvfs_server::fs::{Errno, Error, ErrorContext, Result};
 
 use crate::journal::NUMBERS;
 use crate::map::{self, ENTRIES};
@@ -39,6 +41,8 @@ pub(crate) struct Cache {
     root: PathBuf,
     /// The directories of other mounts of the store.
     others: Vec<PathBuf>,
+    /// The same, open.
+    names: Arc<ops::File>,
     /// Its lock shows other mounts that the directory is taken.
     _lock: File,
     limit: u64,
@@ -93,6 +97,7 @@ impl Cache {
             let (state, drafts) = found(&root)?;
             let cache = Self {
                 others: all.filter(|other| *other != root).collect(),
+                names: Arc::new(ops::File::from(OwnedFd::from(File::open(&root)?))),
                 root,
                 _lock: lock,
                 limit,
@@ -208,6 +213,11 @@ impl Cache {
     /// Waits until the disk has the names of the cache's files.
     pub(crate) fn sync(&self) -> io::Result<()> {
         File::open(&self.root)?.sync_all()
+    }
+
+    /// The same for a handler.
+    pub(crate) async fn sync_names(&self) -> std::result::Result<(), Errno> {
+        ops::fsync(&self.names, false).await
     }
 
     /// Waits until the disk has all of the cache.

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use futures_util::future::join3;
 use rustix::fs::{FallocateFlags, FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Error, Result};
@@ -62,6 +63,8 @@ pub(crate) struct Draft {
     counted: AtomicU64,
     /// The thread that wrote it last.
     pub(crate) writer: AtomicU32,
+    /// The disk has the name of its data file.
+    is_named: AtomicBool,
     /// The upload of [`Parts`].
     pub(crate) upload: tokio::sync::Mutex<Option<Upload>>,
 }
@@ -474,11 +477,20 @@ impl Draft {
         self.note(&state)
     }
 
-    /// Waits until the local disk has the file and its record.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.contents()?.file.sync_data()?;
-        self.journal.sync()?;
-        self.cache.sync()
+    /// Waits until the local disk has the file, its name and its record: for all at a time, so that one commit of the disk's file
+    /// system is enough.
+    pub(crate) async fn sync(&self) -> Result<()> {
+        let contents = self.contents()?;
+        let data = ops::fsync(&contents.data, true);
+        let name = async {
+            if !self.is_named.load(Ordering::Acquire) {
+                self.cache.sync_names().await?;
+                self.is_named.store(true, Ordering::Release);
+            }
+            Ok(())
+        };
+        let (data, name, record) = join3(data, name, self.journal.sync_record()).await;
+        Ok(data.and(name).and(record)?)
     }
 
     /// Moves the time of its last change, as a change of attributes does.
@@ -591,6 +603,7 @@ impl Drafts {
             settling: AtomicBool::default(),
             counted: AtomicU64::default(),
             writer: AtomicU32::default(),
+            is_named: AtomicBool::default(),
             upload: tokio::sync::Mutex::default(),
         }
     }

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{self, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -231,6 +232,27 @@ impl ObjectFs {
             match until_killed(cx, task).await.ok_or(Errno::INTR)? {
                 Ok(answer) => answer,
                 Err(error) => Err(Error::new(Errno::IO, "a request to the store").because(error)),
+            }
+        }
+    }
+
+    /// The same for what mostly waits for nothing: it begins on the handler's thread, and leaves that only where it waits.
+    /// Another thread would have to be woken, and to wake the handler's.
+    pub(crate) fn at_once<T: Send + 'static>(
+        &self,
+        cx: &Context,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> {
+        let mut request = Box::pin(request) as futures_util::future::BoxFuture<'static, _>;
+        let begun = {
+            let _timers = self.fetch.runtime.enter();
+            let mut nothing = task::Context::from_waker(Waker::noop());
+            request.as_mut().poll(&mut nothing)
+        };
+        async move {
+            match begun {
+                Poll::Ready(done) => done,
+                Poll::Pending => self.ask(cx, request).await,
             }
         }
     }

@@ -11,9 +11,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+use uvfs_io::ops;
+use uvfs_server::fs::Errno;
 
 const NAME: &str = "journal";
 const MAGIC: &[u8; 8] = b"uvfsjnl1";
@@ -39,6 +43,9 @@ pub(crate) struct Journal {
 struct State {
     file: Arc<File>,
     end: u64,
+    /// The same file, and how much of it the disk has.
+    data: Arc<ops::File>,
+    synced: u64,
     /// The records that count.
     live: HashMap<u64, Vec<u8>>,
     /// The bytes of their frames.
@@ -50,8 +57,11 @@ struct State {
 impl Journal {
     /// Opens the journal of a directory, which has these records from now on.
     pub(crate) fn open(dir: &Path, records: &Records) -> io::Result<Self> {
+        let before = File::open(dir)?;
         let mut state = State {
-            file: Arc::new(File::open(dir)?),
+            data: data(&before)?,
+            synced: 0,
+            file: Arc::new(before),
             end: 0,
             live: records.clone().into_iter().collect(),
             bytes: records.values().map(|record| length(record)).sum(),
@@ -99,6 +109,23 @@ impl Journal {
         file.sync_data()
     }
 
+    /// The same for a handler.
+    pub(crate) async fn sync_record(&self) -> std::result::Result<(), Errno> {
+        let (data, end) = {
+            let state = uvfs_sys::lock(&self.state);
+            if state.synced == state.end {
+                return Ok(());
+            }
+            (state.data.clone(), state.end)
+        };
+        ops::fsync(&data, true).await?;
+        let mut state = uvfs_sys::lock(&self.state);
+        if Arc::ptr_eq(&state.data, &data) {
+            state.synced = state.synced.max(end);
+        }
+        Ok(())
+    }
+
     fn shorten(&self, state: &mut State) {
         if state.end > state.limit
             && let Err(error) = state.rewrite(&self.dir)
@@ -137,8 +164,10 @@ impl State {
         file.sync_all()?;
         std::fs::rename(new, place)?;
         File::open(dir)?.sync_all()?;
+        self.data = data(&file)?;
         self.file = Arc::new(file);
         self.end = MAGIC.len() as u64 + self.bytes;
+        self.synced = self.end;
         self.limit = LENGTH.max(TIMES * self.end);
         Ok(())
     }
@@ -177,6 +206,11 @@ pub(crate) fn leave(dir: &Path, records: &Records) -> io::Result<()> {
         true => crate::cache::remove(&dir.join(NAME)),
         false => Journal::open(dir, records).map(drop),
     }
+}
+
+/// The same file for handlers.
+fn data(file: &File) -> io::Result<Arc<ops::File>> {
+    Ok(Arc::new(ops::File::from(OwnedFd::from(file.try_clone()?))))
 }
 
 /// The bytes of a record's frame.

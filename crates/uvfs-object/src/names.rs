@@ -287,7 +287,7 @@ impl ObjectFs {
                 false => writing.put_now(&removal).await,
             }
         };
-        self.ask(cx, task).await
+        self.at_once(cx, task).await
     }
 
     /// fsync(2) of a directory: the names in it are where the mount promises them.
@@ -317,7 +317,7 @@ impl ObjectFs {
             }
             Ok(())
         };
-        self.ask(cx, task).await
+        self.at_once(cx, task).await
     }
 
     /// The key of a name that a file gets, and the lock under which its directory does not move. The caller is alone in that.
@@ -478,7 +478,7 @@ impl ObjectFs {
             writing.changed(&made, Now::Directory);
             Ok(())
         };
-        self.ask(cx, task).await?;
+        self.at_once(cx, task).await?;
         self.listings.begin(&key);
         let facts = Facts {
             version: None,
@@ -534,7 +534,7 @@ impl ObjectFs {
             writing.removed(&name, draft);
             Ok(())
         };
-        self.ask(cx, task).await?;
+        self.at_once(cx, task).await?;
         Ok(unlinked(known.as_deref()))
     }
 
@@ -596,7 +596,7 @@ impl ObjectFs {
             writing.removed(&name, None);
             Ok(())
         };
-        self.ask(cx, task).await?;
+        self.at_once(cx, task).await?;
         Ok(unlinked(known.as_deref()))
     }
 
@@ -672,7 +672,7 @@ impl ObjectFs {
             let _still = writing.moving.read().await;
             writing.move_file(&parent, moved).await
         };
-        self.ask(cx, task).await?;
+        self.at_once(cx, task).await?;
         Ok(unlinked(replaced.as_deref()))
     }
 

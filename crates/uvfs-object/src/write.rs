@@ -56,7 +56,7 @@ pub(crate) async fn take_over(
     bring(&fetch, &object, len, copy).await
 }
 
-/// Sets the modification time of a draft: to this one, or to now.
+/// Sets the modification time of a draft: to this one, or to now. That of its last change becomes now.
 fn set_modified(draft: &Draft, time: Option<(i64, u32)>) -> Result<()> {
     let timespec = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
     let times = Timestamps {
@@ -208,7 +208,7 @@ impl ObjectFs {
         }
         if writing.back && writing.local_fsync && !is_streamed {
             draft.want()?;
-            return self.blocking(cx, move || draft.sync()).await;
+            return draft.sync().await;
         }
         let put = async move {
             writing.put(&draft).await?;
@@ -380,7 +380,7 @@ impl ObjectFs {
             state.written = Some([mtime, timespec(SystemTime::now())]);
             Ok(())
         };
-        self.ask(cx, task).await
+        self.at_once(cx, task).await
     }
 
     pub(crate) async fn set(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<()> {
@@ -428,10 +428,7 @@ impl ObjectFs {
             Some(time) if !metadata => {
                 let mut state = known.state();
                 match &state.draft {
-                    Some(draft) => {
-                        set_modified(draft, Some(time))?;
-                        draft.attributes_changed()?;
-                    }
+                    Some(draft) => set_modified(draft, Some(time))?,
                     None => state.written = Some([time, timespec(SystemTime::now())]),
                 }
                 None
@@ -459,10 +456,10 @@ impl ObjectFs {
                 posix.gid = gid.or(posix.gid).or(Some(now.gid));
                 posix.atime = accessed.or(posix.atime);
             }
-            if touched {
-                set_modified(&draft, time)?;
+            match touched {
+                true => set_modified(&draft, time)?,
+                false => draft.attributes_changed()?,
             }
-            draft.attributes_changed()?;
             draft.change(&NO_BYTES)?;
         }
         match writer.is_one_of_several() {
