@@ -29,7 +29,7 @@ use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
 use crate::tree::Known;
 use crate::unseen::{self, Unseen};
-use crate::upload::{PART, Print, Upload};
+use crate::upload::{PART, Print, Stored, Upload};
 
 /// The words at the beginning of a record.
 const WORDS: usize = 7;
@@ -104,6 +104,10 @@ pub(crate) struct State {
     pub(crate) anew: bool,
     /// The hash of the contents that the last put sent. The store may have them although no answer came.
     pub(crate) print: Option<Print>,
+    /// The hash of the contents that the store has as the version `replaces`, if a put of this mount sent them.
+    pub(crate) sent: Option<Print>,
+    /// Perhaps the last change was none: see [`State::may_have_changed`].
+    pub(crate) is_unsure: bool,
     /// `NUMBER.kept` has the contents that a program closed, while another changes them.
     pub(crate) kept: bool,
     /// The store's object is to be removed: it has no name any more on this mount.
@@ -201,6 +205,13 @@ impl State {
     /// Counts a change.
     pub(crate) fn change(&mut self) {
         self.changes += 1;
+        self.is_unsure = false;
+    }
+
+    /// Counts what may be a change. The put compares the contents with those that the store has before it sends them.
+    pub(crate) fn may_have_changed(&mut self) {
+        self.change();
+        self.is_unsure = true;
     }
 
     /// Whether a program has changed it.
@@ -439,12 +450,19 @@ impl Draft {
     }
 
     /// Notes that the store has, as this version, the contents of the moment when `before` was copied.
-    pub(crate) fn stored(&self, before: &State, version: Version, sums: Vec<u32>) -> Result<()> {
+    pub(crate) fn stored(&self, before: &State, stored: Stored) -> Result<()> {
         let mut state = self.state();
         state.stored = before.changes;
         (state.print, state.anew) = (None, false);
-        state.replaces = Some(version);
-        state.sums = sums;
+        state.replaces = Some(stored.version);
+        (state.sums, state.sent) = (stored.sums, stored.print);
+        self.note(&state)
+    }
+
+    /// Notes that the store has the contents of the moment when `before` was copied, because they have not changed.
+    pub(crate) fn unchanged(&self, before: &State) -> Result<()> {
+        let mut state = self.state();
+        state.stored = before.changes;
         self.note(&state)
     }
 
@@ -742,7 +760,7 @@ impl Drafts {
         drop(all);
         key.clone_into(&mut state.key);
         state.order = self.next.fetch_add(1, Ordering::Relaxed) as u32;
-        state.replaces = replaces;
+        (state.replaces, state.sent) = (replaces, None);
         draft.note(&state)?;
         Ok(true)
     }
@@ -960,6 +978,8 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         order: 0,
         anew: false,
         print: None,
+        sent: None,
+        is_unsure: false,
         kept: false,
         sums: Vec::new(),
         gone: false,

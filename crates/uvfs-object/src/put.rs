@@ -21,7 +21,7 @@ use crate::posix::Posix;
 use crate::store::{NAME_MAX, is_directory};
 use crate::tree::{self, Tree};
 use crate::unseen::Host;
-use crate::upload::{PART, PARTS, Removal, Stored, Tell, Upload, Words};
+use crate::upload::{self, PART, PARTS, Removal, Stored, Tell, Upload, Words};
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
 const TRIES: usize = 5;
@@ -144,6 +144,14 @@ impl Writing {
             if before.parts.is_streamed() && upload.is_none() {
                 return Err(self.lost(draft));
             }
+            if let Some(sent) = before.sent.filter(|_| before.is_unsure) {
+                let contents = draft.contents()?;
+                let print = move || upload::print(&contents.file).ok();
+                let now = self.fetch.runtime.spawn_blocking(print).await;
+                if now.is_ok_and(|now| now == Some(sent)) {
+                    return draft.unchanged(&before);
+                }
+            }
             // An upload that has begun takes permits for its parts.
             let under_way = match upload {
                 Some(_) => 0,
@@ -162,6 +170,7 @@ impl Writing {
             };
             let contents = draft.contents()?;
             draft.is_read();
+            draft.state().sent = None;
             let put = store.put(key, &contents.file, replaces, words, upload, tell);
             match put.await {
                 Ok(Some(stored)) => return self.stored(draft, &before, stored),
@@ -210,8 +219,12 @@ impl Writing {
             }
             // An earlier attempt arrived, and its answer got lost.
             Some(Some(version)) if store.equals(key, &version, &draft.contents()?.file).await? => {
-                let sums = Vec::new();
-                self.stored(draft, before, Stored { version, sums })?;
+                let stored = Stored {
+                    version,
+                    sums: Vec::new(),
+                    print: None,
+                };
+                self.stored(draft, before, stored)?;
                 return Ok(true);
             }
             Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
@@ -514,7 +527,7 @@ impl Writing {
         stored: Stored,
     ) -> Result<()> {
         self.changed(&before.key, Now::File(stored.version.clone()));
-        draft.stored(before, stored.version, stored.sums)
+        draft.stored(before, stored)
     }
 
     /// Gives a draft up: it becomes no object, and parts that were sent are removed.

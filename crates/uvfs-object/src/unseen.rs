@@ -8,7 +8,8 @@
 //!   can write the file any more. The kernel tells that by a lease ([`uvfs_sys::is_unwritten`]).
 //! - FLUSH, FSYNC and RELEASE look at the size and the times of the file. If they moved, it has changed. If they never moved since
 //!   the OPEN, it has not. A store to a page that a mapping wrote before does not move them, so once they moved, a put
-//!   that began before the lease counts as one of older contents, and the draft is put again.
+//!   that began before the lease counts as one of older contents. Where the times don't tell, the next put compares the
+//!   contents with those that it sent last.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -162,9 +163,11 @@ impl Draft {
         let Some(unseen) = &mut state.unseen else {
             return Ok(());
         };
-        let has_changed = unseen.look(&file) || any && !unseen.is_same;
-        if has_changed && state.is_stored_or_wanted() {
-            state.change();
+        let (has_changed, may_have) = (unseen.look(&file), any && !unseen.is_same);
+        match state.is_stored_or_wanted() {
+            true if has_changed => state.change(),
+            true if may_have => state.may_have_changed(),
+            _ => {}
         }
         Ok(())
     }
@@ -194,7 +197,7 @@ impl Draft {
         }
         if let Some(unseen) = state.unseen.take() {
             if !unseen.is_same && unseen.is_read && state.is_stored_or_wanted() {
-                state.change();
+                state.may_have_changed();
             }
             let kept = state.kept && state.is_wanted();
             state.kept &= !kept;

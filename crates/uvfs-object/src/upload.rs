@@ -53,6 +53,8 @@ pub(crate) struct Stored {
     pub(crate) version: Version,
     /// The checksums of its pieces, as a map has them.
     pub(crate) sums: Vec<u32>,
+    /// The hash of its contents, if it is known.
+    pub(crate) print: Option<Print>,
 }
 
 /// The beginning of the SHA-256 of an object's contents.
@@ -294,8 +296,13 @@ impl Store {
             Err(error) => return Err(failed(key, error)),
         };
         let version = self.version_of(key, &answer, size).await?;
+        let print = pieces.print();
         let sums = pieces.sums();
-        Ok(Some(Stored { version, sums }))
+        Ok(Some(Stored {
+            version,
+            sums,
+            print,
+        }))
     }
 
     /// Lets the store itself compare versions, if it can.
@@ -531,6 +538,18 @@ impl Store {
     }
 }
 
+/// The hash of a file.
+///
+/// # Errors
+/// EAGAIN when the file was made shorter meanwhile.
+pub(crate) fn print(file: &File) -> Result<Print> {
+    let (mut pieces, size) = (Pieces::new(true), file.metadata()?.len());
+    while pieces.at < size {
+        pieces.read(file, (size - pieces.at).min(PART))?;
+    }
+    Ok(pieces.print().expect("it has been asked for"))
+}
+
 /// The checksums of a file that is read once from its beginning.
 #[derive(Default)]
 struct Pieces {
@@ -553,13 +572,15 @@ impl Pieces {
 
     /// Tells the hash of the whole file, which is about to become an object.
     fn tell(&self, tell: Option<Tell<'_>>) -> Result<()> {
-        let Some((tell, hash)) = tell.zip(self.print.clone()) else {
-            return Ok(());
-        };
-        let mut print = Print::default();
-        let len = print.len();
-        print.copy_from_slice(&hash.finalize()[..len]);
-        tell(print)
+        match tell.zip(self.print()) {
+            Some((tell, print)) => tell(print),
+            None => Ok(()),
+        }
+    }
+
+    fn print(&self) -> Option<Print> {
+        let hash = self.print.clone()?.finalize();
+        hash.first_chunk().copied()
     }
 
     /// Reads the next bytes of the file.

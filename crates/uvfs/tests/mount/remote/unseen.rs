@@ -104,15 +104,53 @@ memory.close()
     wait_for("the second put", || {
         object(&store.fake, "file").is_some_and(|has| has.starts_with(b"bca"))
     });
-    wait_for("the draft's end", || {
-        stats(&store.mount.at)["counts"]
-            .as_array()
-            .expect("a list")
-            .iter()
-            .any(|count| count["name"] == "store_changes_waiting" && count["count"] == 0)
-    });
+    wait_for("the draft's end", || nothing_waits(&store));
     store.mount.unmount().ok();
     assert_eq!(names(&store.fake), ["p/file"]);
+}
+
+/// What fsync(2) put is not put again at the last close(2), or by another fsync(2), unless a mapping has changed it since.
+#[test]
+fn what_fsync_put_is_put_once() {
+    let Some(store) = written() else { return };
+    let program = start(
+        &store,
+        r#"
+def write(name, stores):
+    fd = new(name)
+    os.write(fd, b"a" * 8192)
+    memory = mmap.mmap(fd, 8192)
+    memory[0:1] = b"b"
+    os.fsync(fd)
+    os.fsync(fd)
+    os.close(fd)
+    if stores: memory[0:1] = b"c"
+    memory.close()
+write("same", False)
+write("other", True)
+meanwhile()
+"#,
+    );
+    program.goes_on();
+    program.ends().ok();
+    let puts = |name: &str| {
+        let put = format!("PUT p/file{name}");
+        let bucket = store.fake.bucket();
+        bucket.asked.iter().filter(|asked| **asked == put).count()
+    };
+    wait_for("the second put", || {
+        object(&store.fake, "fileother").is_some_and(|has| has.starts_with(b"ca"))
+    });
+    wait_for("the drafts' end", || nothing_waits(&store));
+    store.mount.unmount().ok();
+    assert!(object(&store.fake, "filesame").unwrap().starts_with(b"ba"));
+    assert_eq!(["same", "other"].map(puts), [1, 2]);
+}
+
+fn nothing_waits(store: &InMemory) -> bool {
+    let counts = stats(&store.mount.at)["counts"].clone();
+    let counts = counts.as_array().expect("a list");
+    (counts.iter()).any(|count| count["name"] == "store_changes_waiting" && count["count"] == 0)
 }
 
 /// A child closes the descriptor that it inherited, and the store gets the file as of then. It gets the rest later.
