@@ -40,8 +40,9 @@ impl ClientSupport for ObjectFs {
         self.tree.lookups(node)
     }
 
-    /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length. None of a
-    /// file that is open for writing: the next server does not go on with what was written and not closed (`Writing::resume`).
+    /// Of the root the name of the store, and of a file the number of its version and the key, with the key's length. Of a file that
+    /// is open for writing the identity of its draft, and no key. None if it has no draft yet: by its version alone the
+    /// next server could not tell what of it was written by then.
     fn identity(&self, node: Node) -> Option<Bytes> {
         if node == ROOT {
             return Some(self.fetch.store.name().into());
@@ -50,7 +51,11 @@ impl ClientSupport for ObjectFs {
         let version = {
             let state = known.state();
             match &state.draft {
-                _ if state.writers > 0 => None,
+                Some(draft) if state.writers > 0 => {
+                    let none = 0_u32.to_le_bytes();
+                    return Some([&draft.identity()?[..], &none].concat());
+                }
+                None if state.writers > 0 => None,
                 Some(draft) => draft.state().replaces.clone(),
                 None => state.version.clone(),
             }
@@ -69,6 +74,13 @@ impl ClientSupport for ObjectFs {
     fn find<'a>(&'a self, cx: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
         Box::pin(async move {
             let (number, key) = parse(identity).ok_or(Errno::INVAL)?;
+            if let Some(writing) = self.writing.as_ref().filter(|_| key.is_empty()) {
+                let (writing, number) = (writing.clone(), *number);
+                let found = self.ask(cx, async move { writing.go_on(&number).await });
+                let (key, draft) = found.await?;
+                let known = self.tree.drafted(&key, &draft);
+                return Ok(self.entry(&*known.ok_or(Errno::STALE)?));
+            }
             if !store::has_path(key) || !self.fetch.store.takes(key) {
                 return Err(Errno::STALE.into());
             }

@@ -15,13 +15,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::UNIX_EPOCH;
 
 use futures_util::future::join3;
 use rustix::fs::{FallocateFlags, FileType, Mode};
 use uvfs_io::ops;
 use uvfs_server::fs::{Errno, Error, Result};
 
-use crate::cache::{self, Cache, number, remove};
+use crate::cache::{self, Cache, Id, number, remove};
 use crate::fs::SECTOR;
 use crate::journal::{self, Journal, Records};
 use crate::map;
@@ -119,6 +120,8 @@ pub(crate) struct State {
     pub(crate) overtaken: Option<String>,
     /// The store has it, and its file is the cache's.
     pub(crate) ended: bool,
+    /// An earlier mount ended while a program wrote it: the key and the version that it had then.
+    pub(crate) interrupted: Option<(String, Option<Version>)>,
     /// The node that it is open as.
     pub(crate) node: Weak<Known>,
     pub(crate) parts: Parts,
@@ -272,6 +275,18 @@ impl Draft {
         let mut open = uvfs_sys::lock(&self.open);
         *open = None;
         unseen::is_unwritten(&self.path())
+    }
+
+    /// What tells it from every other draft, in later mounts too: the inode of its data file and when that was made. `None` where
+    /// the local disk doesn't say the second.
+    pub(crate) fn identity(&self) -> Option<Id> {
+        let file = self.metadata().ok()?;
+        let born = file.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let born = u64::try_from(born.as_nanos()).ok()?;
+        let mut id = Id::default();
+        id[..8].copy_from_slice(&file.ino().to_le_bytes());
+        id[8..].copy_from_slice(&born.to_le_bytes());
+        Some(id)
     }
 
     /// Whether the kernel may write the data file by itself: it has all of a regular file, and no bits that a write takes away.
@@ -986,6 +1001,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         removed: false,
         overtaken: None,
         ended: false,
+        interrupted: None,
         node: Weak::new(),
         parts: Parts::default(),
         unseen: None,

@@ -13,6 +13,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, RwLock, Semaphore};
 use uvfs_server::fs::*;
 
+use crate::cache::Id;
 use crate::draft::{self, Draft, Drafts};
 use crate::fs::{REQUEST, split, times};
 use crate::listing::{Listings, Now};
@@ -22,6 +23,7 @@ use crate::store::{NAME_MAX, is_directory};
 use crate::tree::{self, Tree};
 use crate::unseen::Host;
 use crate::upload::{self, PART, PARTS, Removal, Stored, Tell, Upload, Words};
+use crate::write::locked;
 
 /// Puts of one draft that begin anew because the file was made shorter meanwhile.
 const TRIES: usize = 5;
@@ -675,7 +677,12 @@ impl Writing {
     /// Goes on with what an earlier mount did not put. What its end interrupted takes no other object's place.
     pub(crate) fn resume(self: &Arc<Self>) {
         for (key, draft) in self.drafts.below("") {
-            if !draft.state().is_wanted() {
+            let is_interrupted = !draft.state().is_wanted();
+            if is_interrupted {
+                {
+                    let mut state = draft.state();
+                    state.interrupted = Some((key.clone(), state.replaces.clone()));
+                }
                 let moved = self.give_name_back(&draft);
                 let moved = moved.and_then(|()| self.move_beside(&draft, "interrupted"));
                 let beside = draft.state().key.clone();
@@ -686,8 +693,68 @@ impl Writing {
                     tracing::error!("{error}: {beside:?}");
                 }
             }
-            self.let_go(&draft);
+            match is_interrupted && !self.back {
+                // As it does with `write=back`: a client that wrote the file may come back for it.
+                true => {
+                    let this = self.clone();
+                    self.fetch.runtime.spawn(async move {
+                        tokio::time::sleep(DELAY).await;
+                        this.let_go(&draft);
+                    });
+                }
+                false => self.let_go(&draft),
+            }
         }
+    }
+
+    /// The draft of this identity, under its name again if a program was writing it when an earlier mount ended, and if the store
+    /// has not got it under the other name by now.
+    ///
+    /// # Errors
+    /// ESTALE if there is none.
+    pub(crate) async fn go_on(self: &Arc<Self>, identity: &Id) -> Result<(String, Arc<Draft>)> {
+        let all = self.drafts.below("").into_iter().map(|(_, draft)| draft);
+        let is_it = |draft: &Arc<Draft>| {
+            draft.state().is_file() && draft.identity().is_some_and(|id| id == *identity)
+        };
+        let draft = all.into_iter().find(is_it).ok_or(Errno::STALE)?;
+        let _still = self.moving.read().await;
+        let _order = draft.order.lock().await;
+        let Some((key, replaces)) = draft.state().interrupted.clone() else {
+            let key = draft.state().key.clone();
+            return Ok((key, draft.clone()));
+        };
+        let removal = self.drafts.removal(&key);
+        let _removed = locked(removal.as_ref().map(|removal| &removal.order)).await;
+        let replaces = {
+            let mut state = draft.state();
+            if state.ended || state.removed || state.replaces.is_some() || !state.is_dirty() {
+                return Err(Errno::STALE.into());
+            }
+            state.instead_of(removal.as_deref());
+            state.replaces.clone().or(replaces)
+        };
+        let beside = draft.state().key.clone();
+        let named = self.drafts.rename(&draft, &key, replaces, removal.as_ref());
+        if !named.is_ok_and(|named| named) {
+            // A program has made another file there: what was written stays beside it.
+            let mut state = draft.state();
+            (state.replaces, state.print, state.anew) = (None, None, false);
+            return Err(Errno::STALE.into());
+        }
+        if let Some(removal) = removal.as_ref() {
+            self.discard(&key, removal);
+        }
+        draft.state().interrupted = None;
+        let known = draft.state().node.upgrade();
+        if let Some(known) = known {
+            self.tree.moved(&known, &key);
+        }
+        for name in [&beside, &key] {
+            self.listings.forget(split(name).0);
+        }
+        tracing::info!("a client goes on with {key:?}, which it was writing when the server ended");
+        Ok((key, draft.clone()))
     }
 
     /// Waits until the store has all drafts, for as long as it takes one within `patience`. Says how many it does not have.
