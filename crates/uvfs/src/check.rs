@@ -49,6 +49,7 @@ JSON: one object with
   verdict     \"clean\", \"corrupt\" or \"dirty-log\"
   image       the path
   log         \"clean\", \"zeroed\", \"replayed\", \"dirty\", \"external\" or \"unreadable\"
+  log_device  what --logdev names, or null
   incomplete  true if what follows from having seen everything was not judged
   count       number of findings
   findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
@@ -332,6 +333,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "verdict": verdict,
             "image": name.to_string(),
             "log": log_name(&outcome.log),
+            "log_device": args.logdev.as_deref().map(|path| path.display().to_string()),
             "incomplete": outcome.incomplete,
             "count": outcome.count,
             "findings": outcome.findings.iter().map(finding_json).collect::<Vec<_>>(),

@@ -48,6 +48,7 @@ const JSON_HELP: &str = "\
 JSON: one object with
   verdict       \"clean\", \"mended\", \"would-mend\", \"damaged\" or \"dirty-log\"
   image         the path
+  log_device    what --logdev names, or null
   found_count   number of findings
   found         at most 10,000 of them: what, ag, block, inode, path, problem, expected, found
   change_count  number of changes
@@ -169,6 +170,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let value = json!({
             "verdict": verdict,
             "image": name.to_string(),
+            "log_device": args.logdev.as_deref().map(|path| path.display().to_string()),
             "found_count": outcome.found_count,
             "found": list(&outcome.found),
             "change_count": outcome.change_count,

@@ -431,7 +431,10 @@ fn make(
         From::Nothing => None,
         From::Directory(dir) => Some(match source::oci::layout(dir.as_path())? {
             Some(layers) => source::tar::read_layers(layers, &scratch(&place.image), known)?,
-            None => HostDir::root(&dir, Some(place.id))?,
+            None => {
+                let places = [Some(place), log].into_iter().flatten();
+                HostDir::root(&dir, places.map(|it| it.id).collect())?
+            }
         }),
         From::Archives(all) => Some(source::tar::read(all, &scratch(&place.image), known)?),
         From::Prototype {

@@ -49,7 +49,7 @@ fn paths(root: &Root) -> BTreeSet<String> {
 }
 
 fn changed(from: &Path, rules: &Rules) -> Result<Root, MkfsError> {
-    rules.apply(HostDir::root(from, None).unwrap())
+    rules.apply(HostDir::root(from, Vec::new()).unwrap())
 }
 
 /// The names that `tar` puts into an archive.

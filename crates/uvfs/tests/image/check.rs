@@ -11,7 +11,7 @@ use crate::fixture::*;
 use crate::harness::*;
 
 /// The fields of the JSON, and of a finding.
-const FIELDS: &str = "version verdict image log incomplete count findings inodes allocated_inodes blocks free_blocks passes threads prefetch \
+const FIELDS: &str = "version verdict image log log_device incomplete count findings inodes allocated_inodes blocks free_blocks passes threads prefetch \
                       engine direct reads bytes_read peak_memory seconds";
 const FINDING: &str = "what name ag block inode path problem expected found";
 

@@ -152,8 +152,27 @@ if [ "$1" = dirty ]; then xfs_io -x -c 'shutdown -f' .; fi"#;
         assert!(copied.join(&new).exists());
         ours.uvfs("check", &[]).ok();
     }
-    ours.uvfs("repair", &[]).ok();
+    for (command, verdict) in [("check", "clean"), ("repair", "mended")] {
+        let said: serde_json::Value =
+            serde_json::from_str(&ours.uvfs(command, &["--json"]).ok()).unwrap();
+        assert_eq!(said["verdict"], verdict);
+        assert_eq!(said["log_device"], ours.log.to_str().unwrap());
+    }
     ours.sound();
     let listing = ours.kernel("rw", &mut shell("find .", &[]));
     assert!(listing.contains("new-dirty"), "{listing}");
+}
+
+/// An image and its log that lie in the source are left out of it, as GNU tar leaves out the archive that it writes.
+#[test]
+fn what_is_made_inside_of_the_source_is_left_out() {
+    let scratch = Scratch::new();
+    let files = scratch.dir("files");
+    fs::write(files.join("file"), "of the source").unwrap();
+    let made = Pair::new(&scratch, &files, "image");
+    let log = format!("logdev={},size=16m", made.log.display());
+    let mut make = uvfs();
+    make.args(["mkfs", "-q", "--size", "auto", "-l", &log, "--from"]);
+    run(make.arg(&files).arg(&made.image)).ok();
+    assert_eq!(made.uvfs("ls", &["-a", "/"]).ok(), ".\n..\nfile\n");
 }

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 struct HostTree {
     path: PathBuf,
-    /// A file that is not to be seen: the image itself (device and inode).
-    hidden: Option<(u64, u64)>,
+    /// Files that are not to be seen, by device and inode: the image itself and its log.
+    hidden: Vec<(u64, u64)>,
     /// Files may be read without changing their access times.
     noatime: AtomicBool,
 }
@@ -38,12 +38,12 @@ const OPEN: OFlags = OFlags::CLOEXEC
     .union(OFlags::NOFOLLOW);
 
 impl HostDir {
-    /// The directory at `path`. `hidden` is a file in it that is to be left out, by device and inode:
-    /// the image that is being made.
+    /// The directory at `path`. `hidden` are files in it that are to be left out, by device and inode:
+    /// the image that is being made, and its log.
     ///
     /// # Errors
     /// [`MkfsError::Source`] if it is no directory or cannot be read.
-    pub fn root(path: &Path, hidden: Option<(u64, u64)>) -> Result<Root, MkfsError> {
+    pub fn root(path: &Path, hidden: Vec<(u64, u64)>) -> Result<Root, MkfsError> {
         let failed =
             |what: &'static str| move |e: Errno| MkfsError::source(path.into(), what, e.into());
         let flags = OFlags::CLOEXEC | OFlags::RDONLY | OFlags::DIRECTORY;
@@ -128,7 +128,7 @@ impl HostDir {
         };
         let device = rfs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
         let id = (device, stat.stx_ino);
-        if self.tree.hidden == Some(id) {
+        if self.tree.hidden.contains(&id) {
             return Ok(None);
         }
         let meta = meta(&stat);
@@ -360,7 +360,7 @@ mod tests {
         for name in ["fifo", "link", "directory", "removed", "same"] {
             fs::write(at(name), "12345").unwrap();
         }
-        let root = HostDir::root(dir.path(), None).unwrap();
+        let root = HostDir::root(dir.path(), Vec::new()).unwrap();
         assert_eq!(root.dir.list().unwrap().len(), 5);
         for name in ["fifo", "link", "directory", "removed"] {
             fs::remove_file(at(name)).unwrap();
