@@ -245,7 +245,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         let (agno, agino, new) = found.map_err(|Full| self.full(dir.path(name)))?;
         let ino = g.ino(agno, agino);
         if new {
-            self.meta.new_unit(ino, |i| generation(g, i))?;
+            self.meta.new_unit(ino);
         }
         Ok(ino)
     }

@@ -1,20 +1,21 @@
 //! Metadata on its way to the device: buffers of the cache, written sorted and merged.
 
 use super::MkfsError;
+use super::fill::generation;
 use super::layout::FixedBlocks;
 use crate::format::Layout as _;
 use crate::geometry::{AgBlock, BBSIZE};
 use crate::read::verifier;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use uvfs_buf::{BufError, Buffer, Extent as Sectors, Target, Verifier, WriteQueue};
 
 /// Bytes that are collected before they are written; as many more may be on their way.
-const QUEUE_BYTES: usize = 4 << 20;
+const QUEUE_BYTES: usize = 2 << 20;
 /// Most bytes of inodes that are held because some of their unit are yet to come.
-const OPEN_BYTES: usize = 16 << 20;
+const OPEN_BYTES: usize = 8 << 20;
 /// The cache's bound on memory.
-pub(crate) const CACHE_BYTES: usize = 64 << 20;
+pub(crate) const CACHE_BYTES: usize = 16 << 20;
 
 /// A unit of inodes that is not complete.
 struct Unit {
@@ -29,6 +30,8 @@ pub(crate) struct Metadata<'a> {
     target: Target,
     queue: WriteQueue,
     queued: usize,
+    /// Units none of whose inodes is written yet.
+    fresh: HashSet<u64>,
     units: HashMap<u64, Unit>,
     /// The units, oldest first; complete ones may still be in here.
     order: VecDeque<u64>,
@@ -42,6 +45,7 @@ impl<'a> Metadata<'a> {
             queue: WriteQueue::new(&target),
             target,
             queued: 0,
+            fresh: HashSet::new(),
             units: HashMap::new(),
             order: VecDeque::new(),
             image,
@@ -111,18 +115,32 @@ impl<'a> Metadata<'a> {
         (sectors, (index << g.inodelog) as usize)
     }
 
-    /// Makes a new unit of inodes, the first of which is `ino`, all of them free.
-    pub fn new_unit(&mut self, ino: u64, generation: impl Fn(u64) -> u32) -> Result<(), MkfsError> {
+    /// Announces a new unit of inodes, the first of which is `ino`. It takes memory from the first of them that is
+    /// written on: all inodes of a directory are allocated before.
+    pub fn new_unit(&mut self, ino: u64) {
         let (sectors, _) = self.unit_of(ino);
+        self.fresh.insert(sectors.daddr);
+    }
+
+    /// The unit of `ino` as it is on disk, or with free inodes only if it is new.
+    fn unit(&mut self, ino: u64) -> Result<(Buffer, Option<u32>), MkfsError> {
+        let (sectors, at) = self.unit_of(ino);
         let g = &self.l.g;
-        let buffer = self.target.get(&[sectors], verifier::inodes(g.inode_size));
+        let kind = verifier::inodes(g.inode_size);
+        if !self.fresh.remove(&sectors.daddr) {
+            // It was written when too many were open.
+            let buffer = self.target.read(&[sectors], kind);
+            return Ok((buffer.map_err(|e| self.failed(e))?, None));
+        }
+        let buffer = self.target.get(&[sectors], kind);
         let buffer = buffer.map_err(|e| self.failed(e))?;
         let size = g.inode_size as usize;
-        for (inode, ino) in buffer.write().chunks_exact_mut(size).zip(ino..) {
+        let first = ino - (at / size) as u64;
+        for (inode, ino) in buffer.write().chunks_exact_mut(size).zip(first..) {
             inode.fill(0);
-            super::inode::free_inode(g, ino, generation(ino)).put(inode, 0);
+            super::inode::free_inode(g, ino, generation(g, ino)).put(inode, 0);
         }
-        self.open(sectors.daddr, buffer, Some(self.l.unit_inodes()))
+        Ok((buffer, Some(self.l.unit_inodes())))
     }
 
     /// Takes a unit into those that are open, and writes the oldest if these are too many.
@@ -160,11 +178,8 @@ impl<'a> Metadata<'a> {
         let (sectors, at) = self.unit_of(ino);
         let size = self.l.g.inode_size as usize;
         if !self.units.contains_key(&sectors.daddr) {
-            // It was written when too many were open.
-            let kind = verifier::inodes(self.l.g.inode_size);
-            let buffer = self.target.read(&[sectors], kind);
-            let buffer = buffer.map_err(|e| self.failed(e))?;
-            self.open(sectors.daddr, buffer, None)?;
+            let (buffer, missing) = self.unit(ino)?;
+            self.open(sectors.daddr, buffer, missing)?;
         }
         let Some(unit) = self.units.get_mut(&sectors.daddr) else {
             return Ok(());

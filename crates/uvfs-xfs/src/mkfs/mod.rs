@@ -560,7 +560,7 @@ fn write<'a>(
     /// Inodes in use besides those of the source: root directory, realtime bitmap and summary.
     const FIXED: u32 = 3;
     let mut space = SpaceMap::new(l, FIXED);
-    meta.new_unit(g.rootino, |i| fill::generation(g, i))?;
+    meta.new_unit(g.rootino);
     for (ino, flags) in [(g.rbmino, DIFLAG_NEWRTBM), (g.rsumino, 0)] {
         let file = Meta {
             mode: 0o100_000,

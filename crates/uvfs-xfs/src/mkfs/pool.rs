@@ -13,11 +13,11 @@ use uvfs_mem::Arena;
 use uvfs_sys::{lock, wait};
 
 /// Writes that each thread has on their way at most.
-const DEPTH: usize = 4;
+const DEPTH: usize = 2;
 /// Jobs that wait for a thread, for each thread.
 const JOBS: usize = 8;
 /// Entries of directories that are listed ahead.
-const ENTRIES_AHEAD: usize = 100_000;
+const ENTRIES_AHEAD: usize = 10_000;
 /// Directories that are listed ahead.
 const DIRS_AHEAD: usize = 32;
 
@@ -317,7 +317,8 @@ impl<'a> WorkPool<'a> {
                     drop(state);
                     return writer.map_or(Ok(()), Writer::finish);
                 }
-                if let Some(t) = state.scans.pop() {
+                let enough = self.ahead.load(Ordering::Relaxed) > ENTRIES_AHEAD;
+                if !enough && let Some(t) = state.scans.pop() {
                     break (Some(t), None);
                 }
                 if let Some(j) = state.jobs.pop_front() {
