@@ -7,6 +7,7 @@ use lzma_rust2::XzReader;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::sync::mpsc::{self, Receiver, Sender};
 
 /// The most memory that a decoder takes, in bytes: what the strongest levels of zstd and xz ask for.
 const MEMORY: u32 = 128 << 20;
@@ -21,8 +22,91 @@ const OTHERS: [(&[u8], &str); 6] = [
     (b"PK\x03\x04", "unzip"),
 ];
 
-/// An archive's bytes, decompressed if it is compressed.
-pub fn plain(mut from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+/// Bytes that are read ahead at a time, and how often.
+const AHEAD: (usize, usize) = (256 << 10, 4);
+
+/// An archive's bytes, decompressed if it is compressed. A thread reads them ahead.
+pub fn plain(from: impl Read + Send + 'static) -> io::Result<impl Read + Send> {
+    Ahead::new(decompressed(from)?)
+}
+
+/// Reads what a thread has read.
+struct Ahead {
+    /// An empty one ends it.
+    full: Receiver<io::Result<Vec<u8>>>,
+    empty: Sender<Vec<u8>>,
+    chunk: Vec<u8>,
+    at: usize,
+    ended: bool,
+}
+
+impl Ahead {
+    fn new(mut from: impl Read + Send + 'static) -> io::Result<Ahead> {
+        let (to_reader, full) = mpsc::channel();
+        let (empty, emptied) = mpsc::channel::<Vec<u8>>();
+        let (size, count) = AHEAD;
+        for _ in 0..count {
+            let _ = empty.send(vec![0; size]);
+        }
+        let read = move || {
+            // Until the end, an error, or the reader has gone.
+            for mut chunk in emptied {
+                let read = fill(&mut from, &mut chunk);
+                let goes_on = matches!(read, Ok(1..));
+                let read = read.map(|n| {
+                    chunk.truncate(n);
+                    chunk
+                });
+                if to_reader.send(read).is_err() || !goes_on {
+                    break;
+                }
+            }
+        };
+        let name = "uvfs-archive".to_owned();
+        std::thread::Builder::new().name(name).spawn(read)?;
+        Ok(Ahead {
+            full,
+            empty,
+            chunk: Vec::new(),
+            at: 0,
+            ended: false,
+        })
+    }
+}
+
+impl Read for Ahead {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.chunk.len() && !self.ended {
+            let why = || io::Error::other("the thread that reads it has failed");
+            let next = self.full.recv().map_err(|_| why())??;
+            self.ended = next.is_empty();
+            self.at = 0;
+            let used = std::mem::replace(&mut self.chunk, next);
+            if !used.is_empty() {
+                let _ = self.empty.send(used);
+            }
+        }
+        let n = (&self.chunk[self.at..]).read(buf)?;
+        self.at += n;
+        Ok(n)
+    }
+}
+
+/// Reads until the buffer is full or nothing follows.
+fn fill(from: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match from.read(&mut buf[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
+
+fn decompressed(mut from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     let mut head = Vec::new();
     (&mut from).take(BLOCK as u64).read_to_end(&mut head)?;
     // A name may look like a compression.

@@ -133,7 +133,7 @@ fn build(words: &mut Words<'_>, file: &Path, spaces: bool, time: Time) -> Result
             open.push(node);
         }
     }
-    Ok(tree.finish().root())
+    Ok(tree.finish()?.root())
 }
 
 /// What follows a name.

@@ -34,7 +34,7 @@ pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<
         if !tree.may_be_image() {
             continue;
         }
-        let finished = tree.finish();
+        let finished = tree.finish()?;
         let layers = oci::layers(&finished.root())?;
         tree = match (layers, finished.into_tree()) {
             (Some(_), _) if i > 0 => {
@@ -45,7 +45,7 @@ pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<
             (None, tree) => tree.ok_or(MkfsError::Stopped)?,
         };
     }
-    Ok(tree.finish().root())
+    Ok(tree.finish()?.root())
 }
 
 /// Reads the layers of an image, the lowest first. As [`read`] else.
@@ -57,7 +57,7 @@ pub fn read_layers(
     beside: &Path,
     size: Option<u64>,
 ) -> Result<Root, MkfsError> {
-    Ok(layered(layers, beside, size)?.finish().root())
+    Ok(layered(layers, beside, size)?.finish()?.root())
 }
 
 fn layered(layers: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Tree, MkfsError> {
@@ -481,6 +481,6 @@ mod tests {
         };
         within(10, 10_000).unwrap();
         assert!(matches!(within(9, 10_000), Err(MkfsError::NoSpace { .. })));
-        assert!(matches!(within(10, 500), Err(MkfsError::Unfit { .. })));
+        assert!(matches!(within(10, 200), Err(MkfsError::Unfit { .. })));
     }
 }

@@ -3,6 +3,7 @@
 use super::{Data, Meta, Root, SourceDir, SourceEntry, SourceReader, Time, as_path};
 use crate::bulk::attr::NewAttr;
 use crate::mkfs::MkfsError;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +15,19 @@ use std::sync::Arc;
 pub const ROOT: usize = 0;
 /// As many symbolic links the kernel follows on the way to a file.
 const MOST_LINKS: usize = 40;
+/// Bytes of contents that are written to the temporary file at a time.
+const WRITE: usize = 1 << 20;
 
 /// Where the contents of a file are: offset, length, offset in the temporary file.
 pub type Parts = Vec<(u64, u64, u64)>;
 
-/// A name in a directory.
+/// A name, most of which need no memory of their own.
+type Name = SmallVec<[u8; 16]>;
+
+/// What a name in a directory leads to.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    node: usize,
+    node: u32,
     /// The last layer that has the name, or one below it.
     layer: u32,
 }
@@ -45,14 +51,31 @@ pub enum Body {
 pub struct Directory {
     parent: usize,
     name: Box<[u8]>,
-    below: BTreeMap<Box<[u8]>, Entry>,
+    below: BTreeMap<Name, Entry>,
 }
 
+/// An inode.
 #[derive(Debug)]
-struct Node {
+struct Inode {
     meta: Meta,
     attrs: Vec<NewAttr>,
     body: Body,
+}
+
+/// An inode, in less memory if it is like most.
+#[derive(Debug)]
+enum Node {
+    /// A regular file with its contents in one piece of the temporary file, and nothing special.
+    Plain {
+        at: u64,
+        size: u64,
+        atime: Time,
+        mtime: Time,
+        uid: u32,
+        gid: u32,
+        mode: u16,
+    },
+    Other(Box<Inode>),
 }
 
 /// Bytes that attributes take.
@@ -72,18 +95,91 @@ impl Body {
     }
 }
 
+impl Inode {
+    /// Where its contents are, if [`Node::Plain`] says all else about it.
+    fn plain(&self) -> Option<u64> {
+        let at = match &self.body {
+            Body::File(parts, false) => match parts[..] {
+                [] if self.meta.size == 0 => 0,
+                [(0, len, at)] if len == self.meta.size => at,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let m = &self.meta;
+        let same = m.ctime == m.mtime && m.crtime == m.mtime && m.flags == 0 && m.rdev == (0, 0);
+        (same && self.attrs.is_empty()).then_some(at)
+    }
+}
+
 impl Node {
+    fn new(inode: Inode) -> Node {
+        let m = &inode.meta;
+        match inode.plain() {
+            Some(at) => Node::Plain {
+                at,
+                size: m.size,
+                atime: m.atime,
+                mtime: m.mtime,
+                uid: m.uid,
+                gid: m.gid,
+                mode: m.mode,
+            },
+            None => Node::Other(Box::new(inode)),
+        }
+    }
+
+    fn meta(&self) -> Meta {
+        match *self {
+            Node::Other(ref inode) => inode.meta.clone(),
+            Node::Plain {
+                size,
+                atime,
+                mtime,
+                uid,
+                gid,
+                mode,
+                ..
+            } => Meta {
+                mode,
+                uid,
+                gid,
+                size,
+                rdev: (0, 0),
+                atime,
+                mtime,
+                ctime: mtime,
+                crtime: mtime,
+                flags: 0,
+            },
+        }
+    }
+
+    fn attrs(&self) -> Vec<NewAttr> {
+        self.other().map_or(Vec::new(), |it| it.attrs.clone())
+    }
+
+    fn other(&self) -> Option<&Inode> {
+        match self {
+            Node::Plain { .. } => None,
+            Node::Other(inode) => Some(inode),
+        }
+    }
+
     fn dir(&self) -> Option<&Directory> {
-        match &self.body {
+        match &self.other()?.body {
             Body::Directory(dir) => Some(dir),
             _ => None,
         }
     }
 
     fn dir_mut(&mut self) -> Option<&mut Directory> {
-        match &mut self.body {
-            Body::Directory(dir) => Some(dir),
-            _ => None,
+        match self {
+            Node::Other(inode) => match &mut inode.body {
+                Body::Directory(dir) => Some(dir),
+                _ => None,
+            },
+            Node::Plain { .. } => None,
         }
     }
 }
@@ -109,13 +205,67 @@ impl Limits {
     }
 }
 
+/// The temporary file, to which contents go in large writes.
+#[derive(Debug)]
+struct Contents {
+    file: Arc<File>,
+    directory: PathBuf,
+    /// What is to be written next, and how much of it there is.
+    buffer: Box<[u8]>,
+    filled: usize,
+    /// Bytes in the file, and in the buffer behind them.
+    end: u64,
+}
+
+impl Contents {
+    fn new(directory: &Path) -> Result<Contents, MkfsError> {
+        let file = tempfile::tempfile_in(directory)
+            .map_err(|e| MkfsError::source(directory.into(), "making a temporary file", e))?;
+        Ok(Contents {
+            file: Arc::new(file),
+            directory: directory.into(),
+            buffer: Box::default(),
+            filled: 0,
+            end: 0,
+        })
+    }
+
+    /// Takes what comes next from a reader, up to `most` bytes.
+    fn take(&mut self, from: &mut impl Read, most: u64) -> io::Result<u64> {
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; WRITE].into();
+        }
+        let room = &mut self.buffer[self.filled..];
+        let n = most.min(room.len() as u64) as usize;
+        from.read_exact(&mut room[..n])?;
+        self.filled += n;
+        self.end += n as u64;
+        Ok(n as u64)
+    }
+
+    /// Writes what there is, if that is as much as one write has, or `all` is set.
+    fn flush(&mut self, all: bool) -> Result<(), MkfsError> {
+        if self.filled < self.buffer.len() && !all {
+            return Ok(());
+        }
+        let full = &self.buffer[..self.filled];
+        let written = self.file.write_all_at(full, self.end - full.len() as u64);
+        self.filled = 0;
+        if all {
+            self.buffer = Box::default();
+        }
+        written.map_err(|e| {
+            MkfsError::source(self.directory.clone(), "writing a temporary file there", e)
+        })
+    }
+}
+
 /// The tree. Members of later layers replace whatever has their names.
 #[derive(Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
-    contents: Arc<File>,
-    /// Bytes in that file, and how many there were when the layer began.
-    end: u64,
+    contents: Contents,
+    /// Bytes of contents when the layer began.
     begin: u64,
     /// Several layers lie on each other. Otherwise members are as one program extracts them.
     layered: bool,
@@ -128,16 +278,13 @@ pub struct Tree {
 impl Tree {
     /// A root directory with nothing in it. Contents go to a temporary file in the directory `beside`.
     pub fn new(beside: &Path, layered: bool, limits: Limits) -> Result<Tree, MkfsError> {
-        let contents = tempfile::tempfile_in(beside)
-            .map_err(|e| MkfsError::source(beside.into(), "making a temporary file", e))?;
         Ok(Tree {
-            nodes: vec![Node {
+            nodes: vec![Node::new(Inode {
                 meta: Meta::directory(Time::default()),
                 attrs: Vec::new(),
                 body: Body::Directory(Directory::default()),
-            }],
-            contents: Arc::new(contents),
-            end: 0,
+            })],
+            contents: Contents::new(beside)?,
             begin: 0,
             layered,
             layer: 0,
@@ -149,7 +296,7 @@ impl Tree {
     /// Begins a layer.
     pub fn next_layer(&mut self) {
         self.layer += 1;
-        self.begin = self.end;
+        self.begin = self.contents.end;
     }
 
     /// Whether members called `.wh.` and more stand for what a layer removes.
@@ -159,7 +306,7 @@ impl Tree {
 
     fn below(&self, dir: usize, name: &[u8]) -> Option<usize> {
         let entry = self.nodes[dir].dir()?.below.get(name)?;
-        Some(entry.node)
+        Some(entry.node as usize)
     }
 
     /// Whether the directory has this name.
@@ -174,16 +321,22 @@ impl Tree {
         attrs: Vec<NewAttr>,
         body: Body,
     ) -> Result<usize, &'static str> {
-        let own = match &body {
+        let inode = Inode { meta, attrs, body };
+        let own = match (&inode.body, inode.plain()) {
+            (_, Some(_)) => 0,
             // A B-tree of few entries has room for more.
-            Body::Directory(dir) => dir.name.len() + 400,
-            Body::File(parts, _) => size_of_val(&parts[..]),
-            Body::Host(path) => path.as_os_str().len(),
-            Body::Symlink(target) => target.len(),
-            Body::Special => 0,
+            (Body::Directory(dir), _) => dir.name.len() + 400,
+            (Body::File(parts, _), _) => size_of_val(&parts[..]),
+            (Body::Host(path), _) => path.as_os_str().len(),
+            (Body::Symlink(target), _) => target.len(),
+            (Body::Special, _) => 0,
         };
-        self.charge(size_of::<Node>() + own + memory_of(&attrs))?;
-        self.nodes.push(Node { meta, attrs, body });
+        let node = Node::new(inode);
+        let inode = node
+            .other()
+            .map_or(0, |it| size_of_val(it) + memory_of(&it.attrs));
+        self.charge(size_of::<Node>() + inode + own)?;
+        self.nodes.push(node);
         Ok(self.nodes.len() - 1)
     }
 
@@ -204,8 +357,10 @@ impl Tree {
         // The name, and what a B-tree needs for it.
         self.charge(name.len() + 64)?;
         let layer = self.layer;
+        let node = u32::try_from(node).map_err(|_| "it is one of too many members")?;
         if let Some(dir) = self.nodes[dir].dir_mut() {
-            dir.below.insert(name.into(), Entry { node, layer });
+            dir.below
+                .insert(Name::from_slice(name), Entry { node, layer });
         }
         Ok(())
     }
@@ -220,7 +375,7 @@ impl Tree {
     ) -> Result<(), &'static str> {
         match self
             .below(dir, name)
-            .filter(|n| self.nodes[*n].meta.is_dir())
+            .filter(|n| self.nodes[*n].dir().is_some())
         {
             Some(old) => {
                 self.describe(old, meta, attrs)?;
@@ -242,7 +397,9 @@ impl Tree {
         attrs: Vec<NewAttr>,
     ) -> Result<(), &'static str> {
         self.charge(memory_of(&attrs))?;
-        (self.nodes[dir].meta, self.nodes[dir].attrs) = (meta, attrs);
+        if let Node::Other(inode) = &mut self.nodes[dir] {
+            (inode.meta, inode.attrs) = (meta, attrs);
+        }
         Ok(())
     }
 
@@ -283,14 +440,14 @@ impl Tree {
                 continue;
             }
             let found = self.below(at, name);
-            match found.map(|node| (node, &self.nodes[node].body)) {
-                Some((node, Body::Directory(_))) => {
+            match found.map(|node| (node, self.nodes[node].other().map(|it| &it.body))) {
+                Some((node, Some(Body::Directory(_)))) => {
                     if make {
                         self.touch(at, name);
                     }
                     at = node;
                 }
-                Some((_, Body::Symlink(target))) => {
+                Some((_, Some(Body::Symlink(target)))) => {
                     links += 1;
                     if links > MOST_LINKS {
                         return Err("it lies below too many symbolic links");
@@ -327,7 +484,7 @@ impl Tree {
         };
         let above = self.directory(above, false)?;
         let node = above.and_then(|above| self.below(above, name));
-        Ok(node.filter(|n| !self.nodes[*n].meta.is_dir()))
+        Ok(node.filter(|n| self.nodes[*n].dir().is_none()))
     }
 
     /// Removes what layers below this one have under a name.
@@ -341,7 +498,7 @@ impl Tree {
                 entries.remove(name);
             }
             Some(entry) => {
-                let node = entry.node;
+                let node = entry.node as usize;
                 self.opaque(node);
             }
             None => {}
@@ -355,7 +512,7 @@ impl Tree {
         while let Some(node) = todo.pop() {
             if let Some(dir) = self.nodes[node].dir_mut() {
                 dir.below.retain(|_, entry| entry.layer >= layer);
-                todo.extend(dir.below.values().map(|entry| entry.node));
+                todo.extend(dir.below.values().map(|entry| entry.node as usize));
             }
         }
     }
@@ -369,10 +526,9 @@ impl Tree {
     ) -> Result<Parts, MkfsError> {
         let failed = |error| MkfsError::source(path(), "reading its contents", error);
         let mut parts = Vec::with_capacity(map.len());
-        let mut buf = vec![0; 256 << 10];
         for (at, len) in map.iter().filter(|(_, len)| *len > 0) {
-            parts.push((*at, *len, self.end));
-            if len.saturating_add(self.end - self.begin) > self.limits.contents {
+            parts.push((*at, *len, self.contents.end));
+            if len.saturating_add(self.contents.end - self.begin) > self.limits.contents {
                 return Err(MkfsError::NoSpace {
                     path: path(),
                     size: self.limits.contents,
@@ -380,13 +536,8 @@ impl Tree {
             }
             let mut left = *len;
             while left > 0 {
-                let n = left.min(buf.len() as u64) as usize;
-                from.read_exact(&mut buf[..n]).map_err(failed)?;
-                let written = self.contents.write_all_at(&buf[..n], self.end);
-                written.map_err(|error| {
-                    MkfsError::source(path(), "copying it to a temporary file", error)
-                })?;
-                (left, self.end) = (left - n as u64, self.end + n as u64);
+                left -= self.contents.take(from, left).map_err(failed)?;
+                self.contents.flush(false)?;
             }
         }
         Ok(parts)
@@ -399,18 +550,20 @@ impl Tree {
     }
 
     /// The tree, which is not changed any more.
-    pub fn finish(self) -> Finished {
+    pub fn finish(mut self) -> Result<Finished, MkfsError> {
+        self.contents.flush(true)?;
         let mut names = vec![0u32; self.nodes.len()];
         let mut todo = vec![ROOT];
         while let Some(node) = todo.pop() {
             for entry in self.nodes[node].dir().iter().flat_map(|d| d.below.values()) {
-                names[entry.node] += 1;
-                if self.nodes[entry.node].meta.is_dir() {
-                    todo.push(entry.node);
+                let node = entry.node as usize;
+                names[node] += 1;
+                if self.nodes[node].dir().is_some() {
+                    todo.push(node);
                 }
             }
         }
-        Finished(Arc::new((self, names)))
+        Ok(Finished(Arc::new((self, names))))
     }
 }
 
@@ -423,8 +576,8 @@ impl Finished {
     pub fn root(&self) -> Root {
         let root = &self.0.0.nodes[ROOT];
         Root {
-            meta: root.meta.clone(),
-            attrs: root.attrs.clone(),
+            meta: root.meta(),
+            attrs: root.attrs(),
             dir: Arc::new(TreeDir {
                 tree: self.0.clone(),
                 node: ROOT,
@@ -464,18 +617,20 @@ impl SourceDir for TreeDir {
         let dir = self.nodes()[self.node].dir();
         let below = dir.iter().flat_map(|d| &d.below);
         let entries = below.filter(|(name, _)| wanted(name)).map(|(name, entry)| {
-            let n = &self.nodes()[entry.node];
+            let node = entry.node as usize;
+            let n = &self.nodes()[node];
+            let body = n.other().map(|it| &it.body);
             SourceEntry {
-                name: name.clone(),
-                meta: n.meta.clone(),
-                links: (self.tree.1[entry.node] > 1).then_some((0, entry.node as u64)),
-                attrs: n.attrs.clone(),
-                target: match &n.body {
-                    Body::Symlink(target) => target.clone(),
+                name: name[..].into(),
+                meta: n.meta(),
+                links: (self.tree.1[node] > 1).then_some((0, node as u64)),
+                attrs: n.attrs(),
+                target: match body {
+                    Some(Body::Symlink(target)) => target.clone(),
                     _ => Box::default(),
                 },
-                data: match &n.body {
-                    Body::File(parts, true) => {
+                data: match body {
+                    Some(Body::File(parts, true)) => {
                         Data::Runs(parts.iter().map(|p| (p.0, p.1)).collect())
                     }
                     _ => Data::Dense,
@@ -493,18 +648,21 @@ impl SourceDir for TreeDir {
 
     fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {
         let node = self.find(name)?;
-        let parts = match &self.nodes()[node].body {
-            Body::File(parts, _) => parts.as_slice().into(),
-            Body::Host(path) => {
-                let failed = |e| MkfsError::source(path.clone(), "opening it", e);
-                let file = File::open(path).map_err(failed)?;
-                let size = file.metadata().map_err(failed)?.len();
-                return Ok(Some(SourceReader::Host(file.into(), size)));
-            }
-            _ => return Ok(None),
+        let parts = match &self.nodes()[node] {
+            Node::Plain { at, size, .. } => [(0, *size, *at)].into(),
+            Node::Other(inode) => match &inode.body {
+                Body::File(parts, _) => parts.as_slice().into(),
+                Body::Host(path) => {
+                    let failed = |e| MkfsError::source(path.clone(), "opening it", e);
+                    let file = File::open(path).map_err(failed)?;
+                    let size = file.metadata().map_err(failed)?.len();
+                    return Ok(Some(SourceReader::Host(file.into(), size)));
+                }
+                _ => return Ok(None),
+            },
         };
         Ok(Some(SourceReader::Parts {
-            file: self.tree.0.contents.clone(),
+            file: self.tree.0.contents.file.clone(),
             parts,
         }))
     }
