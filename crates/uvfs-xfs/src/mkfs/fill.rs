@@ -70,9 +70,9 @@ pub(crate) fn divide(g: &Geometry, attrs: &[NewAttr], device: bool) -> (AttrForm
 
 /// Refuses attributes that the format has no room for; a source that is no file system may have them.
 fn fits(attrs: &[NewAttr], new: &Making<'_>) -> Result<(), MkfsError> {
-    let named = |a: &NewAttr| (1..=MAXNAMELEN).contains(&a.name.len());
+    let named = |a: &NewAttr| (1..=MAXNAMELEN).contains(&a.name.len()) && !a.name.contains(&0);
     if !attrs.iter().all(named) {
-        let why = "XFS has names of extended attributes from 1 to 255 bytes, after their namespace";
+        let why = "XFS has names of extended attributes from 1 to 255 bytes without NUL, after their namespace";
         return Err(new.unfit(why));
     }
     match attrs.iter().all(|a| a.value.len() <= ATTR_MAX_VALUE) {
@@ -427,8 +427,9 @@ impl<'p, 'a> Filler<'p, 'a> {
         room: usize,
     ) -> Result<ForkData, MkfsError> {
         let g = &self.l.g;
-        if target.is_empty() || target.len() >= SYMLINK_MAXLEN {
-            return Err(new.unfit("XFS has targets of symbolic links from 1 to 1023 bytes"));
+        if target.is_empty() || target.len() >= SYMLINK_MAXLEN || target.contains(&0) {
+            let why = "XFS has targets of symbolic links from 1 to 1023 bytes without NUL";
+            return Err(new.unfit(why));
         }
         if target.len() <= room {
             return Ok(ForkData::local(FORMAT_LOCAL, target.to_vec()));

@@ -433,6 +433,64 @@ def by_hand():
     raw("sparse-1.0-padding", one, file(b"a", body(b"2\n0\n5\n3000\n0\n") + b"hello"), file(b"b"))
     raw("sparse-senseless", s((b"name", b"real"), (b"size", b"10"), (b"map", b"0,500")), file(b"a", b"x" * 500),
         refused="holes")
+    reported(a, s, twice)
+
+
+def reported(a, s, twice):
+    """Of reports about other programs that read archives."""
+    big = lambda n: b"\x80" + n.to_bytes(11, "big")
+    # libarchive 2548, 2643: contents that no part of the map has, and fewer than the map has.
+    of = lambda parts, *more: s((b"name", b"real"), (b"size", b"3000"), (b"numblocks", b"%d" % (parts.count(b",") + 1 >> 1)), (b"map", parts))
+    raw("report-more-than-the-map-0.1", of(b"0,512,3000,0"), file(b"a", twice), file(b"b"))
+    raw("report-more-than-the-map-1.0", s((b"major", b"1"), (b"minor", b"0"), (b"name", b"real"), (b"realsize", b"3000")),
+        file(b"a", body(b"2\n0\n512\n3000\n0\n") + twice), file(b"b"))
+    raw("report-more-than-the-map-old", old_sparse(b"a", [(0, 512), (30000, 0)], 30000, twice), file(b"b"))
+    raw("report-less-than-the-map", of(b"0,512,1000,1024"), file(b"a", twice), file(b"b"), refused="less of it")
+    # libarchive 2557: the size of the contents and that of the file, in any order.
+    for i, pairs in enumerate([[(b"size", b"512"), (b"GNU.sparse.size", b"3000")], [(b"GNU.sparse.size", b"3000"), (b"size", b"512")]]):
+        more = [(b"numblocks", b"2"), (b"name", b"real"), (b"map", b"100,512,3000,0")]
+        raw(f"report-two-sizes-{i}", pax(*pairs, *((b"GNU.sparse." + k, v) for k, v in more)),
+            header(b"a", size=7) + body(b"x" * 512), file(b"b"))
+    raw("report-star-sizes", pax((b"SCHILY.realsize", b"9"), (b"SCHILY.dev", b"5"), (b"SCHILY.ino", b"6"), (b"SCHILY.nlink", b"2"),
+                                 (b"SCHILY.filetype", b"regular")), a, file(b"b"))
+    # libarchive 485, 2263: headers with no member behind them.
+    raw("report-stray-pax", a, pax((b"path", b"x")))
+    raw("report-stray-long-name", a, file(b"L", b"n" * 200 + b"\0", kind=b"L", magic=b"ustar  \0"))
+    raw("report-stray-global", a, pax((b"comment", b"x"), kind=b"g"))
+    # Go 28843: zeros behind the records, and no records.
+    records = b"9 uid=55\n"
+    raw("report-zeros-behind-records", file(b"x", records + bytes(30), kind=b"x"), a)
+    raw("report-global-zeros", file(b"pax_global_header", records + bytes(30), kind=b"g"), a)
+    raw("report-no-records", file(b"x", b"", kind=b"x"), file(b"g", b"", kind=b"g"), a)
+    # node-tar GHSA: a size between a header and its member.
+    raw("report-size-and-long-link", pax((b"size", b"5")), file(b"K", b"t" * 150 + b"\0", kind=b"K"), header(b"l", b"2"), a)
+    # Sizes of what has no contents.
+    for name, kind in [("directory", b"5"), ("link", b"2"), ("fifo", b"6"), ("char", b"3"), ("hard", b"1")]:
+        raw(f"report-pax-size-of-a-{name}", file(b"t"), pax((b"size", b"512")), header(b"n", kind, link=b"t"), file(b"c", b"12"))
+    # Owners of which one means none to chown(2).
+    raw("report-owner-of-all-ones", pax((b"uid", b"4294967295")), a, refused="owners")
+    raw("report-group-of-all-ones", pax((b"gid", b"4294967295")), a, refused="owners")
+    raw("report-base-256-owner-of-all-ones", file(b"a", uid=b"\x80\0\0\0\xff\xff\xff\xff"), refused="owners")
+    # Modes with the type in them, as V7 had it, and bits beyond.
+    raw("report-mode-with-type", file(b"a", mode=0o100644), header(b"d/", b"5", mode=0o40755), file(b"b", mode=0o7777777))
+    # squashfs-tools-ng 22: names of nothing, and slashes behind names.
+    raw("report-only-slashes", header(b"/", b"5"), header(b"//", b"5"), header(b"./.", b"5"), a)
+    raw("report-slash-behind-a-link", header(b"l/", b"2", link=b"t"), a)
+    raw("report-slash-behind-a-fifo", header(b"f/", b"6"), a)
+    raw("report-slash-behind-a-hard-link", a, header(b"h/", b"1", link=b"a"))
+    raw("report-slash-behind-a-target", a, header(b"h", b"1", link=b"a/"), refused="nothing that came before")
+    raw("report-hard-link-to-a-directory", header(b"d/", b"5"), header(b"h", b"1", link=b"d"), refused="nothing that came before")
+    # NUL in what the kernel ends at one.
+    raw("report-nul-in-a-path", pax((b"path", b"x\0y")), a)
+    raw("report-nul-in-a-target", pax((b"linkpath", b"x\0y")), header(b"l", b"2"), a)
+    raw("report-nul-in-a-key", pax((b"SCHILY.xattr.user.a\0b", b"v")), a, refused="malformed")
+    raw("report-nul-in-an-escaped-key", pax((b"LIBARCHIVE.xattr.user.a%00b", b"dg==")), a, refused="without NUL")
+    raw("report-newlines", pax((b"path", b"a\nb\n"), (b"linkpath", b"\n"), (b"SCHILY.xattr.user.\n", b"\n")), header(b"l", b"0"))
+    raw("report-large-size", header(b"a", size=big(3)) + body(b"123"), file(b"b"))
+    raw("report-time-of-a-hard-link", a, header(b"h", b"1", link=b"a", mtime=5, mode=0o600, uid=99), file(b"b"))
+    raw("report-deleted-record", pax((b"uid", b"5"), kind=b"g"), pax((b"uid", b"")), a, refused="uid")
+    # erofs-utils 32, and a directory between two of the same name.
+    raw("report-three-times", file(b"n", b"1"), file(b"n", b"22"), header(b"h", b"1", link=b"n"), file(b"n", b"333"))
 
 
 def compressed():

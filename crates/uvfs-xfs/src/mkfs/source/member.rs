@@ -3,7 +3,7 @@
 //! Formats: POSIX.1-2017 (`pax`, "ustar Interchange Format" and "pax Header Block"), and `tar(5)` of libarchive for the
 //! older one of GNU tar.
 
-use super::pax::{self, Extended, Record};
+use super::pax::{self, Extended, Record, up_to_nul};
 use super::sparse::Sparse;
 use super::{Meta, Time};
 use std::io::{self, Read};
@@ -45,11 +45,6 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// A field's bytes up to the first NUL.
-fn text(field: &[u8]) -> &[u8] {
-    field.split(|b| *b == 0).next().unwrap_or_default()
-}
-
 /// A number of a header: octal digits, or big-endian if the first bit is set, with a sign in the second. Nothing is 0.
 pub fn number(field: &[u8]) -> Option<i128> {
     let [first, rest @ ..] = field else {
@@ -63,7 +58,7 @@ pub fn number(field: &[u8]) -> Option<i128> {
     }
     // GNU tar reads the fields of a program that begins them with a NUL.
     let field = if *first == 0 { rest } else { field };
-    let digits = text(field).trim_ascii();
+    let digits = up_to_nul(field).trim_ascii();
     digits.iter().try_fold(0, |n, b| match b {
         b'0'..=b'7' => Some(n << 3 | i128::from(b - b'0')),
         _ => None,
@@ -72,24 +67,20 @@ pub fn number(field: &[u8]) -> Option<i128> {
 
 /// Whether a block is a header: the sum of its bytes, taken as signed ones by some old programs, is what it says.
 pub fn is_header(block: &[u8; BLOCK]) -> bool {
-    let sum = |byte: fn(u8) -> i128| -> i128 {
-        let all = block.iter().enumerate();
-        all.map(|(i, b)| {
-            if (148..156).contains(&i) {
-                32
-            } else {
-                byte(*b)
-            }
-        })
-        .sum()
+    let (sum, rest) = (&block[148..156], [&block[..148], &block[156..]]);
+    let Some(told) = number(sum) else {
+        return false;
     };
-    let told = number(&block[148..156]);
-    told.is_some_and(|told| told == sum(|b| b.into()) || told == sum(|b| (b as i8).into()))
-}
-
-/// An owner, for which the format has 32 bits.
-fn owner(n: i128) -> io::Result<u32> {
-    u32::try_from(n).map_err(|_| pax::no_owner())
+    let add = |byte: fn(u8) -> i32| -> i128 {
+        let all: i32 = rest
+            .iter()
+            .flat_map(|part| part.iter())
+            .map(|b| byte(*b))
+            .sum();
+        // The sum itself counts as spaces.
+        i128::from(all + 8 * 32)
+    };
+    told == add(|b| b.into()) || told == add(|b| (b as i8).into())
 }
 
 /// The type that a member's inode has, 0 for a further name of one.
@@ -124,6 +115,11 @@ impl<R: Read> Members<R> {
         }
     }
 
+    /// Bytes of the member's contents that were not read yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
     /// The next member, `None` at the end. The path is for the message if it fails.
     pub fn next(&mut self) -> Result<Option<Member>, (Vec<u8>, io::Error)> {
         let nowhere = |e| (Vec::new(), e);
@@ -140,13 +136,14 @@ impl<R: Read> Members<R> {
             match flag {
                 b'g' => self.global = self.extended(size).map_err(nowhere)?,
                 b'x' | b'X' => local = self.extended(size).map_err(nowhere)?,
-                b'L' => name = Some(text(&self.special(size).map_err(nowhere)?).to_vec()),
-                b'K' => link = Some(text(&self.special(size).map_err(nowhere)?).to_vec()),
+                b'L' => name = Some(up_to_nul(&self.special(size).map_err(nowhere)?).to_vec()),
+                b'K' => link = Some(up_to_nul(&self.special(size).map_err(nowhere)?).to_vec()),
                 // The archive's name.
                 b'V' => self.contents(size),
                 _ => {
                     let path = name.unwrap_or_else(|| header.path_bytes().into_owned());
-                    let link = link.unwrap_or_else(|| text(&header.as_old().linkname).to_vec());
+                    let link =
+                        link.unwrap_or_else(|| up_to_nul(&header.as_old().linkname).to_vec());
                     let member = self.member(header, flag, size, (&path, link), local);
                     return member.map(Some).map_err(|e| (path, e));
                 }
@@ -281,7 +278,7 @@ impl<R: Read> Members<R> {
         };
         let id = |told: Option<u32>, field: &[u8], what| match told {
             Some(id) => Ok(id),
-            None => owner(get(field, what)?),
+            None => pax::owner(get(field, what)?),
         };
         let uid = id(extended.uid, &fields.uid, "the owner")?;
         let gid = id(extended.gid, &fields.gid, "the group")?;

@@ -22,9 +22,15 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// An owner that the format has no number for.
-pub fn no_owner() -> io::Error {
-    invalid("XFS has owners and groups from 0 to 4294967295")
+/// An owner. The kernel takes the greatest number of 32 bits for none.
+pub fn owner(n: i128) -> io::Result<u32> {
+    let n = u32::try_from(n).ok().filter(|n| *n < u32::MAX);
+    n.ok_or_else(|| invalid("Linux has owners and groups from 0 to 4294967294"))
+}
+
+/// A name up to the first NUL.
+pub fn up_to_nul(name: &[u8]) -> &[u8] {
+    name.split(|b| *b == 0).next().unwrap_or_default()
 }
 
 /// Takes extended headers apart. Each record begins with its length in decimal digits.
@@ -44,7 +50,10 @@ fn record(bytes: &[u8]) -> Option<(Record, usize)> {
     let len: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?;
     let record = bytes.get(digits..len)?.strip_prefix(b" ")?;
     let record = record.strip_suffix(b"\n")?;
-    let equals = record.iter().position(|b| *b == b'=')?;
+    let equals = record.iter().position(|b| matches!(b, b'=' | 0))?;
+    if record[equals] == 0 {
+        return None;
+    }
     let (keyword, value) = (&record[..equals], &record[equals + 1..]);
     Some(((keyword.into(), value.into()), len))
 }
@@ -212,14 +221,16 @@ impl Extended {
         context: &mut Option<&'r [u8]>,
     ) -> Option<io::Result<()>> {
         let text = std::str::from_utf8(value).unwrap_or("?");
+        // The kernel ends a name at a NUL, for every program that extracts one.
+        let name = up_to_nul(value);
         let id = || {
             let id = text.parse::<i128>().ok()?;
-            Some(u32::try_from(id).map_err(|_| no_owner()))
+            Some(owner(id))
         };
         match keyword {
-            b"path" | b"linkpath" if value.is_empty() => return None,
-            b"path" => self.path = Some(value.into()),
-            b"linkpath" => self.link = Some(value.into()),
+            b"path" | b"linkpath" if name.is_empty() => return None,
+            b"path" => self.path = Some(name.into()),
+            b"linkpath" => self.link = Some(name.into()),
             b"size" => self.size = Some(text.parse().ok()?),
             b"uid" => match id()? {
                 Ok(id) => self.uid = Some(id),

@@ -2,6 +2,7 @@
 //! versions 0.0, 0.1 and 1.0.
 
 use super::member::{self, BLOCK};
+use super::pax::up_to_nul;
 use std::io::{self, Read};
 
 /// The most parts of a map, so that a short compressed archive can't fill the memory.
@@ -58,7 +59,7 @@ impl Sparse {
         };
         let parsed = || number(value).ok_or_else(senseless);
         match key {
-            b"name" => self.name = Some(value.into()),
+            b"name" => self.name = Some(up_to_nul(value).into()),
             b"size" | b"realsize" => self.size = Some(parsed()?),
             b"major" => self.inside = parsed()? == 1,
             b"offset" => self.offset = parsed()?,

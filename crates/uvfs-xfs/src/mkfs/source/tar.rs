@@ -124,7 +124,9 @@ fn add_member(
     let above = above.unwrap_or(ROOT);
     let body = match m.meta.mode & 0o170_000 {
         0 => {
-            let to = names(&m.link).map(|n| tree.file(&n)).transpose();
+            // The kernel finds no file under a name with a slash behind it.
+            let to = names(&m.link).filter(|_| !m.link.ends_with(b"/"));
+            let to = to.map(|n| tree.file(&n)).transpose();
             let to = to.map_err(unfit)?.flatten();
             let to = to.ok_or_else(|| unfit("a hard link to nothing that came before"))?;
             return tree.put(above, name, to).map_err(unfit);
@@ -145,6 +147,10 @@ fn add_member(
                 m.meta.size = sparse.size.unwrap_or(m.meta.size);
             }
             let map = map.unwrap_or_else(|| vec![(0, m.meta.size)]);
+            let stored = map.iter().map(|(_, len)| len).sum::<u64>();
+            if holes && stored > contents.left() {
+                return Err(unfit("there is less of it than between its holes"));
+            }
             Body::File(tree.store(contents, &map, || as_path(&path))?, holes)
         }
         0o120_000 if m.link.is_empty() || m.link.len() >= SYMLINK_MAXLEN => {
@@ -301,9 +307,25 @@ mod tests {
         assert_eq!(owner(&[], 7).unwrap(), 7);
         assert_eq!(owner(&[("uid", b"4294967294")], 7).unwrap(), u32::MAX - 1);
         assert_eq!(owner(&[("uid", b"5")], 1 << 32).unwrap(), 5);
+        assert!(owner(&[("uid", b"4294967295")], 7).is_err());
         assert!(owner(&[("uid", b"4294967296")], 7).is_err());
         assert!(owner(&[("gid", b"many")], 7).is_err());
         assert!(owner(&[], 1 << 32).is_err());
+    }
+
+    /// Names end at a NUL, as they do for the kernel; a keyword that has one is malformed.
+    #[test]
+    fn names_have_no_nul() {
+        let root = reading(&[&archive(&[("path", b"name\0more")], 7)]).unwrap();
+        assert_eq!(*root.dir.list().unwrap()[0].name, *b"name");
+        let link = [("path", &b"link"[..]), ("linkpath", b"target\0more")];
+        let mut to = tar::Builder::new(Vec::new());
+        to.append_pax_extensions(link).unwrap();
+        to.append_data(&mut header(LINK), "link", &b""[..]).unwrap();
+        let root = reading(&[&to.into_inner().unwrap()]).unwrap();
+        assert_eq!(*root.dir.list().unwrap()[0].target, *b"target");
+        assert!(reading(&[&archive(&[("SCHILY.xattr.user.a\0b", b"v")], 7)]).is_err());
+        assert!(reading(&[&archive(&[("path", b"\0more")], 7)]).is_err());
     }
 
     /// The archives as layers have these paths in the end.
