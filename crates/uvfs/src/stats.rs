@@ -24,7 +24,8 @@ Examples:
 
 The JSON object has: version, source, transport, control, socket, pid, uptime_s,
 requests, errors, failures (op, errno, count), bytes_read, bytes_written, backed_opens, watch (on, why_not,
-unwatched, events, told, lost), survive (generation, sent_again), ops (name, count), latency (below_ns, count; of
+unwatched, events, told, lost), survive (keeper, programs, generation,
+sent_again), ops (name, count), latency (below_ns, count; of
 one request in 16), latency_ns (the sum of these latencies), queues (in_flight,
 deepest, spins, sleeps, enters), counts (name, count), clients that are attached now (pid, uid,
 requests, bytes_read, bytes_written, and says: name, calls, hits, bytes_read,

@@ -15,6 +15,7 @@ use clap::ValueHint;
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result, log};
+use uvfs_server::mount;
 use uvfs_server::stats::SurviveReport;
 use uvfs_server::survive::{self, Keeper, Kept};
 
@@ -193,6 +194,7 @@ pub fn begin() -> io::Result<()> {
 pub fn end() {
     if let Some(replaced) = replaced().take() {
         let error = replaced.kept.go_back();
+        let _ = mount::unmount(&replaced.at, true);
         tracing::error!(%error, "{}: the mount ends", replaced.at.display());
     }
 }

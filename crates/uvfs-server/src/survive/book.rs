@@ -4,8 +4,10 @@
 //! last, and taken away first. What a successor reads it checks, as any input: memory that a crash has overwritten must
 //! not lead to more than an error.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uvfs_proto::abi::InitIn;
@@ -37,7 +39,10 @@ const PROGRAMS: usize = 6 * WORD;
 const INIT: usize = 64;
 const DEVICES: usize = 256;
 /// As many cores have a connection of their own.
-const MOST_DEVICES: usize = (HEADER - DEVICES) / WORD;
+const MOST_DEVICES: usize = (ARGS - DEVICES) / WORD;
+/// The arguments of the program that serves: their length, and the bytes, with a 0 after each.
+const ARGS: usize = 4096;
+const MOST_ARGS: usize = HEADER - ARGS - WORD;
 
 /// Bytes of an intent's record, and of its answer.
 const INTENT: usize = 512;
@@ -151,6 +156,28 @@ impl Book {
                 "its version is {version}, and this server reads {VERSION}"
             ))),
             _ => Err(invalid("not a book")),
+        }
+    }
+
+    /// The arguments of the program that serves; none if they were too long.
+    pub(super) fn args(&self) -> Vec<OsString> {
+        let mut bytes = vec![0; (self.get(ARGS) as usize).min(MOST_ARGS)];
+        self.0.read(ARGS + WORD, &mut bytes);
+        let args = bytes.split_inclusive(|byte| *byte == 0);
+        args.map(|arg| OsStr::from_bytes(&arg[..arg.len() - 1]).to_owned())
+            .collect()
+    }
+
+    pub(super) fn set_args(&self, args: impl Iterator<Item = OsString>) {
+        let mut bytes = Vec::new();
+        for arg in args {
+            bytes.extend(arg.as_bytes());
+            bytes.push(0);
+        }
+        self.set(ARGS, 0);
+        if bytes.len() <= MOST_ARGS {
+            self.0.write(ARGS + WORD, &bytes);
+            self.set(ARGS, bytes.len() as u64);
         }
     }
 
@@ -482,6 +509,18 @@ mod tests {
         };
         read(1, Some(counted));
         assert_eq!(book.heads().count(), 2);
+    }
+
+    /// The arguments are those that were set, if they fit.
+    #[test]
+    fn arguments_are_kept() {
+        let book = Book::create().unwrap();
+        let all = |words: &[&str]| words.iter().map(Into::into).collect::<Vec<OsString>>();
+        let args = all(&["uvfs", "", "mount", "a b"]);
+        book.set_args(args.clone().into_iter());
+        assert_eq!(book.args(), args);
+        book.set_args([OsString::from("x".repeat(MOST_ARGS))].into_iter());
+        assert_eq!(book.args(), all(&[]));
     }
 
     /// An intent is carried until it is settled, with what was noted and answered, also over a second crash.

@@ -82,7 +82,8 @@ const KEPT: &str = "UVFS_KEPT";
 pub struct Kept {
     book: Book,
     device: OwnedFd,
-    old: OwnedFd,
+    /// The program from before; nothing if this is that one again.
+    old: Option<OwnedFd>,
     /// Those of its last worker, which is dead.
     orphans: BTreeSet<RawFd>,
 }
@@ -111,7 +112,7 @@ impl Kept {
         let kept = Self {
             book: Book::open(claim(book)?)?,
             device: claim(device)?,
-            old: claim(old)?,
+            old: (old >= 0).then(|| claim(old)).transpose()?,
             orphans,
         };
         let own = own.iter().map(|fd| claim(*fd)).collect::<io::Result<_>>()?;
@@ -127,22 +128,28 @@ impl Kept {
         self.device.try_clone()
     }
 
-    /// Goes back to the earlier program. Returns if that fails.
+    /// Goes back to the earlier program, with its arguments. Returns if that fails, or if it has failed, too.
     pub fn go_back(&self) -> io::Error {
-        let path = format!("/proc/self/fd/{}", self.old.as_raw_fd());
-        let mut old = Command::new(path);
-        old.args(std::env::args_os().skip(1));
-        if let Some(name) = std::env::args_os().next() {
-            old.arg0(name);
-        }
-        execute(old, &self.book, &self.device, &self.old)
+        let Some(old) = &self.old else {
+            return io::Error::other("the program from before can't serve it either");
+        };
+        let mut args = self.book.args().into_iter();
+        let mut program = Command::new(format!("/proc/self/fd/{}", old.as_raw_fd()));
+        program.arg0(args.next().unwrap_or_default()).args(args);
+        execute(program, &self.book, &self.device, None)
     }
 }
 
 /// Executes a successor, which has all descriptors of this process. Returns if that fails.
-fn execute(mut program: Command, book: &Book, device: &OwnedFd, old: &OwnedFd) -> io::Error {
-    let numbers = [book.as_fd(), device.as_fd(), old.as_fd()];
-    let numbers = numbers.map(|fd| fd.as_raw_fd().to_string()).join(",");
+fn execute(
+    mut program: Command,
+    book: &Book,
+    device: &OwnedFd,
+    old: Option<&OwnedFd>,
+) -> io::Error {
+    let (book, device) = (book.as_fd().as_raw_fd(), device.as_raw_fd());
+    let old = old.map_or(-1, AsRawFd::as_raw_fd);
+    let numbers = format!("{book},{device},{old}");
     let kept = open_descriptors().and_then(|all| close_on_exec(&all, false));
     let signals = SignalSet::of(&[libc::SIGCHLD, READY.as_raw(), UPGRADE.as_raw()]);
     signals.unblock();
@@ -195,16 +202,17 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
             since = Some(Instant::now());
             if !std::mem::replace(&mut serves, true) {
                 book.count_program();
+                book.set_args(std::env::args_os());
                 keeper.ready();
             }
         });
         let ended = ended.unwrap_or_else(|| replace(worker, &signals, &book, mount, keeper));
-        if !serves && let Some((device, old)) = old.take() {
+        if !serves && let Some((device, Some(old))) = old.take() {
             // The worker that the new program began with does not serve.
             let kept = Kept {
                 book,
                 device,
-                old,
+                old: Some(old),
                 orphans: BTreeSet::new(),
             };
             let error = kept.go_back();
@@ -252,7 +260,7 @@ fn replace(
                     break status;
                 }
             };
-            let error = execute(program, book, &device, &old);
+            let error = execute(program, book, &device, Some(&old));
             tracing::error!(%error, "{}: not replaced", mount.at().display());
             status
         }
