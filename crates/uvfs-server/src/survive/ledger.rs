@@ -25,6 +25,9 @@ const SHARDS: usize = 64;
 /// After so long the kernel has sent again all that it had.
 pub(crate) const SETTLES: Duration = Duration::from_secs(5);
 
+/// Places of the book, and what is there.
+type Places = Vec<(usize, Head)>;
+
 /// Where a node is in the book.
 struct Place {
     index: usize,
@@ -237,7 +240,7 @@ impl Ledger {
     }
 
     /// The places of all nodes, the newest first, and of all handles.
-    fn records(&self) -> (Vec<(usize, Head)>, Vec<(usize, Head)>) {
+    fn records(&self) -> (Places, Places) {
         let mut free = lock(&self.free);
         let (mut nodes, mut handles) = (Vec::new(), Vec::new());
         for (index, head) in self.book.heads() {
