@@ -29,7 +29,7 @@ mod watcher;
 mod writers;
 mod xattr;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -123,6 +123,15 @@ impl Passthrough {
             true => mount::alone(source.as_fd()).unwrap_or(source),
             false => source,
         };
+        Self::again(source, options)
+    }
+
+    /// Of the directory that [`root`](Self::root) was a descriptor of in an earlier program of this process, which has kept
+    /// the mount ([`survive`](uvfs_server::survive)).
+    ///
+    /// # Errors
+    /// As [`Passthrough::new`].
+    pub fn again(source: OwnedFd, options: Options) -> std::result::Result<Self, Error> {
         let read = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&source, c".", read, Mode::empty()).map_err(Error::Read)?;
         sys::reopen(root.as_fd(), OFlags::PATH).map_err(Error::NoProc)?;
@@ -154,6 +163,11 @@ impl Passthrough {
             lists_unopened: AtomicBool::new(false),
             apart: Apart::new(),
         })))
+    }
+
+    /// The directory that is served.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.0.root.as_fd()
     }
 
     /// Says which of the rules in [`Options::rules`] hold from now on.

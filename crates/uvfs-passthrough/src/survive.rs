@@ -82,12 +82,12 @@ impl Survive for Passthrough {
         let inode = self.0.inode(node)?;
         let mut saved = Reader(saved);
         let [fd] = saved.numbers()?;
-        let fd = orphans.claim(fd)?;
-        let st = sys::stat(fd.as_fd())?;
+        let st = sys::stat(orphans.get(fd).ok_or(Errno::BADF)?)?;
         let device = (st.stx_dev_major, st.stx_dev_minor);
         if inode.key.ino != st.stx_ino || inode.key.device != device {
             return Err(Errno::STALE.into());
         }
+        let fd = orphans.claim(fd)?;
         let restored = match directory {
             true => self.0.restore_dir(inode, fd, fh),
             false => {

@@ -1,8 +1,9 @@
 //! `uvfs mount`: serves a directory or an image.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -94,8 +95,8 @@ pub struct Args {
 struct Place {
     path: PathBuf,
     made: bool,
-    /// The source's directory, of a mount that outlives its server.
-    root: Option<OwnedFd>,
+    /// The directory that is served.
+    root: OnceCell<RawFd>,
 }
 
 /// Runs it.
@@ -134,7 +135,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         let place = Place {
             path,
             made: false,
-            root: Some(root.try_clone().context(|| source.display().to_string())?),
+            root: OnceCell::new(),
         };
         return serve(&source, Source::Directory(root), &place, options);
     }
@@ -156,7 +157,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     if options.survive && image.is_some() {
         return Err(only_directories());
     }
-    let mut place = place(mountpoint)?;
+    let place = place(mountpoint)?;
     if !options.nonempty {
         hides_nothing(&source, &place.path)?;
     }
@@ -166,9 +167,6 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         (None, Some(device)) => Ok(Source::Image(device)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
-    if let (true, Ok(Source::Directory(root))) = (options.survive, &opened) {
-        place.root = Some(root.try_clone().context(|| source.display().to_string())?);
-    }
     let served = opened.and_then(|opened| serve(&source, opened, &place, options));
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
@@ -237,7 +235,7 @@ fn place(path: &Path) -> Result<Place> {
             return Ok(Place {
                 path,
                 made: true,
-                root: None,
+                root: OnceCell::new(),
             });
         }
         Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
@@ -246,7 +244,7 @@ fn place(path: &Path) -> Result<Place> {
     Ok(Place {
         path,
         made: false,
-        root: None,
+        root: OnceCell::new(),
     })
 }
 
@@ -324,12 +322,15 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
     let served = match opened {
         Source::Directory(root) => {
             confine::directory_server();
-            Passthrough::new(root, options.passthrough.clone())
-                .context(|| source.display().to_string())
-                .and_then(|fs| {
-                    let prepare = |session: &_| follow_remounts(session, &place.path);
-                    mounted(fs, prepare, || {}, source, place, &options, &mut report)
-                })
+            let fs = match upgrade::replaced().is_some() {
+                true => Passthrough::again(root, options.passthrough.clone()),
+                false => Passthrough::new(root, options.passthrough.clone()),
+            };
+            fs.context(|| source.display().to_string()).and_then(|fs| {
+                let _ = place.root.set(fs.root().as_raw_fd());
+                let prepare = |session: &_| follow_remounts(session, &place.path);
+                mounted(fs, prepare, || {}, source, place, &options, &mut report)
+            })
         }
         Source::Image(device) => {
             let memory = options.memory.unwrap_or(image::MEMORY);
@@ -598,14 +599,14 @@ fn mounted<F: FileSystem>(
     let made = made.context(|| path.display().to_string())?;
     // The program that this one replaces may go on with the mount.
     let mut unmount = Unmount(upgrade::replaced().is_none().then(|| made.clone()));
-    let worker = match &place.root {
-        Some(root) if options.survive => {
+    let worker = match place.root.get() {
+        Some(&root) if options.survive => {
             let kept = upgrade::replaced().take().map(|replaced| replaced.kept);
             let mut keeper = upgrade::Own {
                 foreground: options.foreground,
                 at: path,
                 source,
-                root: root.as_raw_fd(),
+                root,
             };
             let worker = survive::keep(&made, kept, &mut keeper);
             Some(worker.context(|| path.display().to_string())?)

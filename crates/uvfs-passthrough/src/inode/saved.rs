@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use uvfs_server::fs::{Node, Orphans};
 
-use super::{Inode, Key};
+use super::{Inode, Key, born as born_at};
 use crate::Source;
 use crate::mount::Mount;
 use crate::survive::Reader;
@@ -53,7 +53,7 @@ impl Source {
         orphans: &mut Orphans,
     ) -> Result<()> {
         let mut saved = Reader(saved);
-        let [mount, ino, device, born, kind] = saved.words()?;
+        let [mount_id, ino, device, born, kind] = saved.words()?;
         let [mount_fd, held, kept] = saved.numbers()?;
         let handle = match saved.0.is_empty() {
             true => None,
@@ -62,15 +62,25 @@ impl Source {
                 Some(FileHandle::from_parts(kind, saved.0).ok_or(Errno::INVAL)?)
             }
         };
-        let own = |fd: RawFd, orphans: &mut Orphans| match fd {
-            NONE => Ok(None),
-            fd => orphans.claim(fd).map(Some).map_err(|_| Errno::STALE),
+        let device = ((device >> 32) as u32, device as u32);
+        let since = (born as i64, kind as u32);
+        // Claims a descriptor, if it is of this inode: another's stays for that one.
+        let own = |fd: RawFd, orphans: &mut Orphans| {
+            let st = sys::stat(orphans.get(fd).ok_or(Errno::STALE)?)?;
+            let same = st.stx_ino == ino && born_at(&st) == since && st.stx_mnt_id == mount_id;
+            if !same || (st.stx_dev_major, st.stx_dev_minor) != device {
+                return Err(Errno::STALE);
+            }
+            orphans.claim(fd).map_err(|_| Errno::STALE)
         };
-        let held = own(held, orphans)?;
+        let held = match held {
+            NONE => None,
+            held => Some(own(held, orphans)?),
+        };
         let root = &self.inodes.root().mount;
-        let known = match root.id == mount {
+        let known = match root.id == mount_id {
             true => Some(root.clone()),
-            false => (self.mounts.all().into_iter()).find(|known| known.id == mount),
+            false => (self.mounts.all().into_iter()).find(|known| known.id == mount_id),
         };
         let mount = match known {
             Some(known) => known,
@@ -80,10 +90,10 @@ impl Source {
                     None => orphans.get(mount_fd).ok_or(Errno::STALE)?,
                 };
                 let st = sys::stat(file)?;
-                if st.stx_mnt_id != mount {
+                if st.stx_mnt_id != mount_id {
                     return Err(Errno::STALE);
                 }
-                let mount = Arc::new(Mount::new(mount, file, &st));
+                let mount = Arc::new(Mount::new(mount_id, file, &st));
                 if let Some(watcher) = self.mounts.watching.get() {
                     watcher.add(&mount);
                 }
@@ -94,12 +104,11 @@ impl Source {
         if held.is_none() && (handle.is_none() || mount.fd.is_none()) {
             return Err(Errno::STALE);
         }
-        let device = ((device >> 32) as u32, device as u32);
         let inode = Arc::new(Inode {
             node,
             key: Key::of(mount.id, device, ino, handle),
             kind: (kind >> 32) as u32,
-            born: (born as i64, kind as u32),
+            born: since,
             mount,
             held,
             used: AtomicBool::new(false),
@@ -107,9 +116,6 @@ impl Source {
             state: Mutex::default(),
         });
         if let Some(held) = &inode.held {
-            if !inode.is(&sys::stat(held.as_fd())?) {
-                return Err(Errno::STALE);
-            }
             self.holds(held);
         }
         {
@@ -119,9 +125,7 @@ impl Source {
             state.set_id = inode.is_regular();
         }
         self.inodes.restore(inode.clone(), lookups)?;
-        if let Ok(Some(kept)) = own(kept, orphans)
-            && sys::stat(kept.as_fd()).is_ok_and(|st| inode.is(&st))
-        {
+        if let Ok(kept) = own(kept, orphans) {
             self.removed.keep(0, &inode, kept);
         }
         Ok(())

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getppid, kill_process, wait as wait_any,
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getppid, kill_process,
+    wait as wait_any, waitid,
 };
 use uvfs_sys::process::{
     Orphans, SignalSet, close_on_exec, fork_sharing_descriptors, open_descriptors,
@@ -74,7 +75,8 @@ pub trait Keeper {
     }
 }
 
-/// The variable that tells a successor of what it has.
+/// The variable that tells a successor of what it has: its process, so that no child takes it for its own, and descriptors of
+/// the book, of the connection, and of the program from before (-1: none).
 const KEPT: &str = "UVFS_KEPT";
 
 /// A mount that an earlier program of this process has kept.
@@ -101,11 +103,16 @@ impl Kept {
         let kept = kept.to_str().unwrap_or_default();
         let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("{KEPT}={kept}"));
         let numbers: Vec<RawFd> = kept.split(',').flat_map(str::parse).collect();
-        let &[book, device, old] = numbers.as_slice() else {
+        let &[process, book, device, old] = numbers.as_slice() else {
             return Err(invalid());
         };
+        if process as u32 != std::process::id() {
+            // A child of the one that it is for.
+            return Ok(None);
+        }
         let mut orphans = open_descriptors()?;
-        orphans.retain(|fd| *fd > 2 && !own.contains(fd) && !numbers.contains(fd));
+        let known = [book, device, old];
+        orphans.retain(|fd| *fd > 2 && !own.contains(fd) && !known.contains(fd));
         // SAFETY: this process has opened nothing yet, and the descriptors are those of the program before.
         let mut found = unsafe { Orphans::find(&orphans)? };
         let mut claim = |fd| found.claim(fd).map_err(|_| invalid());
@@ -149,14 +156,15 @@ fn execute(
 ) -> io::Error {
     let (book, device) = (book.as_fd().as_raw_fd(), device.as_raw_fd());
     let old = old.map_or(-1, AsRawFd::as_raw_fd);
-    let numbers = format!("{book},{device},{old}");
-    let kept = open_descriptors().and_then(|all| close_on_exec(&all, false));
-    let signals = SignalSet::of(&[libc::SIGCHLD, READY.as_raw(), UPGRADE.as_raw()]);
-    signals.unblock();
-    match kept {
-        Ok(()) => program.env(KEPT, numbers).exec(),
-        Err(error) => error,
+    let process = std::process::id();
+    program.env(KEPT, format!("{process},{book},{device},{old}"));
+    let keeps = |closes| open_descriptors().and_then(|all| close_on_exec(&all, closes));
+    if let Err(error) = keeps(false) {
+        return error;
     }
+    let error = program.exec();
+    let _ = keeps(true);
+    error
 }
 
 /// Splits the process into a keeper of `mount` and a worker, in which this returns. Whenever a signal kills the worker, it
@@ -198,16 +206,26 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
         };
         let _ = rustix::thread::set_name(c"uvfs-keeper");
         let mut since = None;
-        let ended = wait(worker, &signals, || {
-            since = Some(Instant::now());
-            if !std::mem::replace(&mut serves, true) {
-                book.count_program();
-                book.set_args(std::env::args_os());
-                keeper.ready();
+        let ended = loop {
+            match wait(worker, &signals) {
+                Happened::Ready => {
+                    since = Some(Instant::now());
+                    if !std::mem::replace(&mut serves, true) {
+                        book.count_program();
+                        book.set_args(std::env::args_os());
+                        keeper.ready();
+                    }
+                }
+                Happened::Upgrade if serves => {
+                    let error = replace(worker, &book, mount, keeper);
+                    tracing::error!(%error, "{}: not replaced", mount.at().display());
+                }
+                Happened::Upgrade => {}
+                Happened::Ended(status) => break status,
             }
-        });
-        let ended = ended.unwrap_or_else(|| replace(worker, &signals, &book, mount, keeper));
-        if !serves && let Some((device, Some(old))) = old.take() {
+        };
+        let failed = !serves && ended.exit_status() != Some(0);
+        if failed && let Some((device, Some(old))) = old.take() {
             // The worker that the new program began with does not serve.
             let kept = Kept {
                 book,
@@ -239,39 +257,22 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
     }
 }
 
-/// Ends a worker, and has another program keep the mount. Returns if that can't be executed: then the next worker is this
-/// program's.
-fn replace(
-    worker: Pid,
-    signals: &SignalSet,
-    book: &Book,
-    mount: &Mount,
-    keeper: &mut impl Keeper,
-) -> WaitStatus {
-    let executed = keeper.successor().and_then(|program| {
-        let old = rustix::fs::open("/proc/self/exe", OFlags::PATH, Mode::empty())?;
-        Ok((program, old, mount.device()?))
-    });
-    match executed {
-        Ok((program, old, device)) => {
-            let _ = kill_process(worker, Signal::KILL);
-            let status = loop {
-                if let Some(status) = wait(worker, signals, || {}) {
-                    break status;
-                }
-            };
-            let error = execute(program, book, &device, Some(&old));
-            tracing::error!(%error, "{}: not replaced", mount.at().display());
-            status
-        }
-        Err(error) => {
-            tracing::error!(%error, "{}: not replaced", mount.at().display());
-            loop {
-                if let Some(status) = wait(worker, signals, || {}) {
-                    return status;
-                }
-            }
-        }
+/// Kills a worker, and has another program keep the mount. Returns if that fails: then the next worker is this program's.
+fn replace(worker: Pid, book: &Book, mount: &Mount, keeper: &mut impl Keeper) -> io::Error {
+    let mut prepare = || {
+        let program = keeper.successor()?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let old = rustix::fs::open("/proc/self/exe", flags, Mode::empty())?;
+        let device = mount.device()?;
+        kill_process(worker, Signal::KILL)?;
+        // It stays to be waited for.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        rustix::io::retry_on_intr(|| waitid(WaitId::Pid(worker), options))?;
+        Ok((program, old, device))
+    };
+    match prepare() {
+        Ok((program, old, device)) => execute(program, book, &device, Some(&old)),
+        Err(error) => error,
     }
 }
 
@@ -282,19 +283,29 @@ fn orphans(owned: &BTreeSet<RawFd>) -> io::Result<Orphans> {
     unsafe { Orphans::find(owned) }
 }
 
-/// Waits for a worker's end, and passes on signals meanwhile. Nothing if it is to be replaced first.
-fn wait(worker: Pid, signals: &SignalSet, mut ready: impl FnMut()) -> Option<WaitStatus> {
+/// What a keeper has to see to.
+enum Happened {
+    /// The worker serves.
+    Ready,
+    /// Another program is asked for.
+    Upgrade,
+    /// The worker has ended.
+    Ended(WaitStatus),
+}
+
+/// Waits for something to see to, and passes on signals that end the mount.
+fn wait(worker: Pid, signals: &SignalSet) -> Happened {
     loop {
         match wait_any(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == worker => return Some(status),
+            Ok(Some((pid, status))) if pid == worker => return Happened::Ended(status),
             // A child from before.
             Ok(Some(_)) | Err(Errno::INTR) => continue,
             Ok(None) => {}
             Err(error) => unreachable!("waiting for a child: {error}"),
         }
         match signals.wait(None) {
-            Some(signal) if signal == READY.as_raw() => ready(),
-            Some(signal) if signal == UPGRADE.as_raw() => return None,
+            Some(signal) if signal == READY.as_raw() => return Happened::Ready,
+            Some(signal) if signal == UPGRADE.as_raw() => return Happened::Upgrade,
             Some(signal) if ENDING.contains(&signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     let _ = kill_process(worker, signal);
