@@ -415,8 +415,8 @@ impl Source {
         let mut bytes = vec![0; data.len()];
         data.copy_out(0, &mut bytes);
         self.elsewhere(cx, move |source| {
-            let (file, append) = source.begin_write(&context, &how)?;
-            let written = io::write_waiting(file.as_fd(), &bytes, how.offset, append)?;
+            let (file, place) = source.begin_write(&context, &how)?;
+            let written = io::write_waiting(&file, &bytes, place)?;
             if let Some(data_only) = file.syncs_after(&how) {
                 io::sync(file.as_fd(), data_only)?;
             }

@@ -130,12 +130,8 @@ impl Source {
         how: &IoHow,
         data: &Payload,
     ) -> Result<usize> {
-        let (file, append) = self.begin_write(cx, how)?;
+        let (file, place) = self.begin_write(cx, how)?;
         let uncached = how.uncached || self.options.uncached;
-        let place = match append {
-            true => self.append_at(cx, &file)?,
-            false => Place::At(how.offset),
-        };
         let write = io::write(&file, data, place, uncached);
         let reserves = file.inode.mount.reserves;
         let written = match self.creds.spender(cx, reserves, how.from_cache) {
@@ -161,8 +157,8 @@ impl Source {
         Ok(Place::End)
     }
 
-    /// The file of a write that is allowed, and whether the write is to go to its end.
-    pub(crate) fn begin_write(&self, cx: &Context, how: &IoHow) -> Result<(Arc<OpenFile>, bool)> {
+    /// The file of a write that is allowed, and where in it the write goes.
+    pub(crate) fn begin_write(&self, cx: &Context, how: &IoHow) -> Result<(Arc<OpenFile>, Place)> {
         self.writable()?;
         let file = self.file(how.fh)?;
         if how.kill_suidgid {
@@ -177,7 +173,11 @@ impl Source {
         let append = how.flags.contains(OFlags::APPEND)
             && !how.from_cache
             && (file.appends || !self.writes_back());
-        Ok((file, append))
+        let place = match append {
+            true => self.append_at(cx, &file)?,
+            false => Place::At(how.offset),
+        };
+        Ok((file, place))
     }
 
     pub(crate) async fn fallocate_file(

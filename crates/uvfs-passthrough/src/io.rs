@@ -22,8 +22,20 @@ pub(crate) enum Place {
     At(u64),
     /// The end of the file.
     End,
-    /// What was its end before an earlier server appended the same data.
+    /// Where the end was before an earlier server appended the same data.
     Again(u64),
+}
+
+impl Place {
+    /// The offset and the flags of pwritev2(2) for a file.
+    fn of(self, file: &OpenFile) -> (u64, u32) {
+        match self {
+            Place::At(offset) => (offset, 0),
+            Place::End => (0, APPEND),
+            Place::Again(offset) if file.appends => (offset, NOAPPEND),
+            Place::Again(offset) => (offset, 0),
+        }
+    }
 }
 
 /// Fills `data` from `offset` on, as far as the file goes. `uncached`: leaves nothing of it in the
@@ -71,12 +83,7 @@ pub(crate) async fn write(
     place: Place,
     uncached: bool,
 ) -> Result<usize> {
-    let (offset, flags) = match place {
-        Place::At(offset) => (offset, 0),
-        Place::End => (0, APPEND),
-        Place::Again(offset) if file.appends => (offset, NOAPPEND),
-        Place::Again(offset) => (offset, 0),
-    };
+    let (offset, flags) = place.of(file);
     let lacking = &file.inode.mount.no_dontcache;
     if uncached && !lacking.load(Ordering::Relaxed) {
         match ops::write_at(&file.fd, data, offset, flags | ops::DONTCACHE).await {
@@ -96,18 +103,11 @@ pub(crate) fn read_waiting(file: &OpenFile, bytes: &mut [u8], offset: u64) -> Re
 }
 
 /// Writes all of `bytes`, in this thread, which may wait; says how many went before an error.
-pub(crate) fn write_waiting(
-    fd: BorrowedFd<'_>,
-    bytes: &[u8],
-    offset: u64,
-    append: bool,
-) -> Result<usize> {
-    let flags = match append {
-        true => ReadWriteFlags::APPEND,
-        false => ReadWriteFlags::empty(),
-    };
+pub(crate) fn write_waiting(file: &OpenFile, bytes: &[u8], place: Place) -> Result<usize> {
+    let (offset, flags) = place.of(file);
+    let flags = ReadWriteFlags::from_bits_retain(flags);
     piecewise(bytes.len(), offset, true, |done, at| {
-        rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[done..])], at, flags)
+        rustix::io::pwritev2(file, &[IoSlice::new(&bytes[done..])], at, flags)
     })
 }
 
