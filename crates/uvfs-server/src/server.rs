@@ -15,13 +15,14 @@ use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement;
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_sys::limits::explain;
+use uvfs_sys::process::SignalSet;
 
 use crate::control::Control;
 use crate::drop_behind::DropBehind;
 use crate::fs::{FileSystem, Node};
 use crate::mount;
 use crate::session::{Init, Session};
-use crate::signals::Blocked;
+use crate::signals::SIGNALS;
 use crate::slow::Slow;
 use crate::survive;
 use crate::transport::attach::{self, ClientLimits, Clients};
@@ -187,7 +188,7 @@ impl<F: FileSystem> Server<F> {
     ) -> io::Result<Self> {
         let Agreed { uring, fallback } = agreed;
         // Signals are for the program's threads.
-        let _blocked = Blocked::new();
+        let _blocked = SignalSet::blocked(&SIGNALS);
         // First: it closes what an earlier server has left, and with that gives up the locks of names of sockets.
         let restored = match (session.ledger(), session.fs().survive()) {
             (Some(ledger), Some(fs)) if ledger.generation() > 1 => {

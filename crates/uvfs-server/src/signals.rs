@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use uvfs_sys::lock;
+use uvfs_sys::process::SignalSet;
 
 use crate::mount::{Ending, Mount, ending};
 
@@ -89,33 +90,6 @@ fn set_disposition(signal: i32, what: libc::sighandler_t) {
         new.sa_flags = libc::SA_RESTART;
         new.sa_sigaction = what;
         libc::sigaction(signal, &new, std::ptr::null_mut());
-    }
-}
-
-/// Blocks signals on this thread, and on those that it starts, until this is dropped.
-pub(crate) struct Blocked(libc::sigset_t);
-
-impl Blocked {
-    /// Blocks [`SIGNALS`].
-    pub(crate) fn new() -> Self {
-        // SAFETY: sigemptyset fills `set` before it is read, and pthread_sigmask `old`; both are local.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            let mut old = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            for signal in SIGNALS {
-                libc::sigaddset(&mut set, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut old);
-            Self(old)
-        }
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        // SAFETY: the mask was filled by pthread_sigmask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }
 
@@ -227,7 +201,7 @@ fn wake() {
 /// Makes the pipe, and the thread that reads it for as long as the process lives.
 fn start() -> io::Result<()> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let _blocked = Blocked::new();
+    let _blocked = SignalSet::blocked(&SIGNALS);
     std::thread::Builder::new()
         .name("uvfs-signals".into())
         .spawn(move || obey(&reader))?;

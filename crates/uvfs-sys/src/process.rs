@@ -28,15 +28,28 @@ impl SignalSet {
     /// Blocks these signals in the calling thread, and in those that it starts.
     pub fn block(signals: &[i32]) -> Self {
         let set = Self::of(signals);
-        // SAFETY: the set was filled by `of`, and the old one is not asked for.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set.0, std::ptr::null_mut()) };
+        set.change_mask(libc::SIG_BLOCK);
         set
+    }
+
+    /// Blocks these signals for as long as what it gives lives.
+    pub fn blocked(signals: &[i32]) -> Blocked {
+        Blocked(Self::of(signals).change_mask(libc::SIG_BLOCK))
     }
 
     /// Lets the calling thread have them again.
     pub fn unblock(&self) {
-        // SAFETY: as in `block`.
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &self.0, std::ptr::null_mut()) };
+        self.change_mask(libc::SIG_UNBLOCK);
+    }
+
+    /// Changes what the calling thread blocks, and gives what it blocked before.
+    fn change_mask(&self, how: i32) -> Self {
+        // SAFETY: `before` is a plain structure, which pthread_sigmask fills; the set was filled by `of`, or so.
+        unsafe {
+            let mut before = std::mem::zeroed();
+            libc::pthread_sigmask(how, &self.0, &mut before);
+            Self(before)
+        }
     }
 
     /// Waits for one and gives its number; nothing after this time.
@@ -55,6 +68,15 @@ impl SignalSet {
                 _ => return None,
             }
         }
+    }
+}
+
+/// Signals that a thread blocks, and then what it blocked before.
+pub struct Blocked(SignalSet);
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        self.0.change_mask(libc::SIG_SETMASK);
     }
 }
 

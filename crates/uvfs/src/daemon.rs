@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount;
+use uvfs_server::signals::SIGNALS;
 use uvfs_sys::limits;
 use uvfs_sys::process::SignalSet;
 
@@ -272,5 +273,5 @@ fn look(path: &Path) -> Result<(), Errno> {
 pub fn block_signals() -> SignalSet {
     // SAFETY: to ignore a signal runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    SignalSet::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
+    SignalSet::block(&SIGNALS)
 }

@@ -21,14 +21,13 @@ use uvfs_sys::process::{
 use super::book::Book;
 use super::ledger::Ledger;
 use crate::mount::Mount;
+use crate::signals::SIGNALS;
 
 /// So many workers in a row may crash before they have served for [`SOON`].
 const MOST_CRASHES: u32 = 10;
 const SOON: Duration = Duration::from_millis(100);
 
-/// The signals that the keeper waits for: those that end the mount, which it passes on, the end of a worker, a worker's
-/// word that it serves, and [`UPGRADE`].
-const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+/// A worker's word that it serves.
 const READY: Signal = Signal::USR1;
 /// Asks for another program.
 const UPGRADE: Signal = Signal::USR2;
@@ -186,7 +185,7 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
     };
     owned.insert(book.as_fd().as_raw_fd());
     let waited = [libc::SIGCHLD, READY.as_raw(), UPGRADE.as_raw()];
-    let signals = SignalSet::block(&[&ENDING[..], &waited].concat());
+    let signals = SignalSet::block(&[&SIGNALS[..], &waited].concat());
     let own = SignalSet::of(&waited);
     let process = rustix::process::getpid();
     let (mut serves, mut crashes) = (false, 0);
@@ -306,7 +305,7 @@ fn wait(worker: Pid, signals: &SignalSet) -> Happened {
         match signals.wait(None) {
             Some(signal) if signal == READY.as_raw() => return Happened::Ready,
             Some(signal) if signal == UPGRADE.as_raw() => return Happened::Upgrade,
-            Some(signal) if ENDING.contains(&signal) => {
+            Some(signal) if SIGNALS.contains(&signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     let _ = kill_process(worker, signal);
                 }
