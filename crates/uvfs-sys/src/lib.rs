@@ -46,6 +46,17 @@ pub fn wait_while<'a, T>(
     waited.unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Which of so many places a number belongs to: also numbers that are multiples of something are spread over all.
+///
+/// ```
+/// let places: Vec<usize> = (0..64).map(|n| uvfs_sys::spread(n << 20, 16)).collect();
+/// assert!((0..16).all(|place| places.contains(&place)));
+/// ```
+pub fn spread(number: u64, places: usize) -> usize {
+    // By the golden ratio, in the upper half.
+    (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % places
+}
+
 /// Whether a user is this process's own, or root.
 pub fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()

@@ -89,7 +89,7 @@ impl Inodes {
 
     /// The same in every process, as a node's number says the shard, and may be older than this process.
     fn shard(key: &Key) -> usize {
-        (key.ino.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % SHARDS
+        uvfs_sys::spread(key.ino, SHARDS)
     }
 
     /// Counts a lookup of the inode with this key, if there is one.

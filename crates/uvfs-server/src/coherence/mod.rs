@@ -168,9 +168,7 @@ pub(crate) struct Under<'a> {
 
 impl Coherence {
     fn shard(&self, node: u64) -> MutexGuard<'_, Shard> {
-        // Node numbers are often multiples of something.
-        let at = (node.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as usize;
-        lock(&self.shards[at % SHARDS])
+        lock(&self.shards[uvfs_sys::spread(node, SHARDS)])
     }
 
     /// Counts the leases that clients have.

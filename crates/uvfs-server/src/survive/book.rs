@@ -16,12 +16,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::MOST_SAVED;
 
-impl AsFd for Book {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
 /// "uvfsbook".
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
 /// The version of the state that a program of this version leaves, and reads.
@@ -47,9 +41,9 @@ const MOST_ARGS: usize = HEADER - ARGS - WORD;
 /// Bytes of an intent's record, and of its answer.
 const INTENT: usize = 512;
 const INTENT_HEAD: usize = 5 * WORD;
-pub(super) const ANSWER: usize = INTENT - INTENT_HEAD;
-/// Records of intents: of the slots of all queues, and as many that predecessors left.
-const SLOTS: usize = 1 << 14;
+const ANSWER: usize = INTENT - INTENT_HEAD;
+/// Records of intents: those of the slots of all queues, and those that earlier workers left.
+pub(super) const SLOTS: usize = 1 << 14;
 const CARRIED: usize = 1 << 12;
 const INTENTS: usize = HEADER;
 
@@ -58,7 +52,7 @@ const RECORD: usize = RECORD_HEAD + MOST_SAVED;
 const RECORD_HEAD: usize = 5 * WORD;
 const RECORDS: usize = INTENTS + (SLOTS + CARRIED) * INTENT;
 /// As many nodes and handles a mount has at most. The memory is used only as they come.
-const MOST_RECORDS: usize = 1 << 25;
+pub(super) const MOST_RECORDS: usize = 1 << 25;
 const SIZE: usize = RECORDS + MOST_RECORDS * RECORD;
 
 /// The kind of a record, in the lowest byte of its first word. The next two bytes are the length of what is saved, and the
@@ -113,6 +107,12 @@ const NOTED: u64 = 2;
 /// The book.
 #[derive(Debug)]
 pub(crate) struct Book(SharedMemory);
+
+impl AsFd for Book {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 fn invalid(what: &str) -> io::Error {
     io::Error::new(
@@ -261,11 +261,6 @@ impl Book {
         self.set(DEVICE_COUNT, devices.len() as u64);
     }
 
-    /// How many records of slots there are.
-    pub(super) fn slots(&self) -> usize {
-        SLOTS
-    }
-
     fn intent(slot: usize) -> usize {
         assert!(slot < SLOTS + CARRIED);
         INTENTS + slot * INTENT
@@ -359,22 +354,17 @@ impl Book {
         }
     }
 
-    /// How many records of nodes and handles there can be.
-    pub(super) fn capacity(&self) -> usize {
-        MOST_RECORDS
-    }
-
     fn record(index: usize) -> usize {
         assert!(index < MOST_RECORDS);
         RECORDS + index * RECORD
     }
 
-    /// Says that a place is used: [`Book::heads`] looks for those behind it, too.
-    pub(super) fn reserve(&self, index: usize) {
+    /// Says that a place is used, but has no record, or not any more: [`Book::heads`] looks for those behind it, too.
+    pub(super) fn empty(&self, index: usize) {
         self.set(Self::record(index), USED);
     }
 
-    /// Writes a record to a reserved place.
+    /// Writes a record to an empty place.
     pub(super) fn put(&self, index: usize, record: &Record<'_>) {
         let at = Self::record(index);
         assert!(record.saved.len() <= MOST_SAVED && self.get(at) & 0xff == 0);
@@ -388,11 +378,6 @@ impl Book {
             at,
             stamp | (record.saved.len() as u64) << 8 | record.kind as u64,
         );
-    }
-
-    /// Takes a record away. Its place stays reserved.
-    pub(super) fn remove(&self, index: usize) {
-        self.set(Self::record(index), USED);
     }
 
     /// Sets the lookups of a node's record: a request added so many.
@@ -458,7 +443,7 @@ impl Book {
     }
 }
 
-/// The first word of a record that was taken away: no kind.
+/// The first word of an empty place: no kind.
 const USED: u64 = 0xff << 8;
 
 #[cfg(test)]
@@ -490,13 +475,13 @@ mod tests {
         };
         assert_eq!(book.heads().count(), 0);
         let (one, two) = (record(7, b"seven"), record(8, &[1; MOST_SAVED]));
-        book.reserve(0);
-        book.reserve(1);
+        book.empty(0);
+        book.empty(1);
         book.put(0, &one);
         book.put(1, &two);
         read(0, Some(one));
         read(1, Some(two));
-        book.remove(0);
+        book.empty(0);
         read(0, None);
         book.put(0, &record(9, b""));
         book.count(1, 5, 70, 4);
@@ -565,7 +550,7 @@ mod tests {
     #[test]
     fn damage_is_found() {
         let book = Book::create().unwrap();
-        book.reserve(0);
+        book.empty(0);
         book.put(0, &record(7, b"seven"));
         // A kind that there is not, and a length beyond the record.
         for head in [4, 0xff, USED, (MOST_SAVED as u64 + 1) << 8 | 1] {

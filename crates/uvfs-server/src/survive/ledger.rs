@@ -13,7 +13,7 @@ use uvfs_proto::request::Operation;
 use uvfs_sys::lock;
 use uvfs_sys::process::Orphans;
 
-use super::book::{Book, Head, Intent, Kind, Record};
+use super::book::{self, Book, Head, Intent, Kind, Record};
 use crate::fs::{
     Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
 };
@@ -142,8 +142,7 @@ impl Ledger {
     }
 
     fn shard(&self, number: u64) -> &Mutex<Shard> {
-        let at = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
-        &self.shards[at as usize % SHARDS]
+        &self.shards[uvfs_sys::spread(number, SHARDS)]
     }
 
     /// The INIT that an earlier worker has answered.
@@ -166,7 +165,7 @@ impl Ledger {
             return Ok(left);
         }
         let made = make()?;
-        if made.len() * DEPTH > self.book.slots() {
+        if made.len() * DEPTH > book::SLOTS {
             return Err(io::Error::other(
                 "survive: there are more cores than it is made for",
             ));
@@ -270,17 +269,17 @@ impl Ledger {
             return Ok((index, stamp));
         }
         let index = free.next;
-        if index == self.book.capacity() {
+        if index == book::MOST_RECORDS {
             return Err(Errno::NFILE);
         }
-        // In order: a successor reads up to the first place that is not reserved.
-        self.book.reserve(index);
+        // In order: a successor reads up to the first place that was never used.
+        self.book.empty(index);
         free.next += 1;
         Ok((index, stamp))
     }
 
     fn give_back(&self, index: usize) {
-        self.book.remove(index);
+        self.book.empty(index);
         lock(&self.free).before.push(index);
     }
 
