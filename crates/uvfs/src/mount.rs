@@ -24,7 +24,7 @@ use uvfs_passthrough::{Backed, Passthrough};
 use uvfs_server::layers::{Layer, ReadOnly};
 use uvfs_server::mount::ending::{self, Stage};
 use uvfs_server::mount::{self, Ending, Mount, MountOptions};
-use uvfs_server::survive::{self, Worker};
+use uvfs_server::survive;
 use uvfs_server::{
     ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions, Transport,
 };
@@ -99,6 +99,16 @@ struct Place {
     root: OnceCell<RawFd>,
 }
 
+impl Place {
+    fn new(path: PathBuf, made: bool) -> Self {
+        Self {
+            path,
+            made,
+            root: OnceCell::new(),
+        }
+    }
+}
+
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut options = Options::default();
@@ -132,11 +142,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     if let Some((source, path, root)) = replaced {
         let root = root.context(|| source.display().to_string())?;
         options.transport = survives_over(&options, false)?;
-        let place = Place {
-            path,
-            made: false,
-            root: OnceCell::new(),
-        };
+        let place = Place::new(path, false);
         return serve(&source, Source::Directory(root), &place, options);
     }
     // The server may have another working directory.
@@ -232,20 +238,12 @@ fn place(path: &Path) -> Result<Place> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all(path).context(|| format!("making {}", name()))?;
             let path = path.canonicalize().context(name)?;
-            return Ok(Place {
-                path,
-                made: true,
-                root: OnceCell::new(),
-            });
+            return Ok(Place::new(path, true));
         }
         Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
     }
     let path = path.canonicalize().context(name)?;
-    Ok(Place {
-        path,
-        made: false,
-        root: OnceCell::new(),
-    })
+    Ok(Place::new(path, false))
 }
 
 /// Refuses a mount point where uvfs is mounted, and one whose server is dead or hangs. stat(2) does not tell: the
@@ -653,14 +651,14 @@ fn mounted<F: FileSystem>(
         Error::new(format!("{}: {why}", path.display()))
     };
     let server = server.map_err(failed)?;
-    if let Some(before) = worker.as_ref().and_then(Worker::before) {
+    if let Some(worker) = &worker
+        && let Some(before) = worker.before()
+    {
         report.leaves_terminal();
         tracing::error!("{}: {before}; this one goes on", path.display());
         let cut_off = end_on_signals(signals, made).map_err(failed)?;
         unmount.0 = None;
-        if let Some(worker) = &worker {
-            worker.ready();
-        }
+        worker.ready();
         return ended(server, &cut_off, path);
     }
     report.answers().context(|| path.display().to_string())?;

@@ -63,18 +63,16 @@ fn per_client(report: &Report, value: impl Fn(&ClientReport) -> f64) -> Vec<Valu
 }
 
 fn watch(report: &Report, value: impl Fn(&WatchReport) -> u64) -> Vec<Value> {
-    report
-        .watch
-        .as_ref()
-        .map_or(Vec::new(), |watch| one(value(watch)))
+    optional(&report.watch, value)
 }
 
 fn survive(report: &Report, value: impl Fn(&SurviveReport) -> u64) -> Vec<Value> {
-    report
-        .survive
-        .iter()
-        .flat_map(|one_of| one(value(one_of)))
-        .collect()
+    optional(&report.survive, value)
+}
+
+/// The value of a part that not every mount has.
+fn optional<T>(part: &Option<T>, value: impl Fn(&T) -> u64) -> Vec<Value> {
+    part.as_ref().map_or(Vec::new(), |part| one(value(part)))
 }
 
 /// All but the latency.

@@ -30,17 +30,25 @@ fn worker(mount: &Mount) -> Option<Pid> {
     (!serves.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
 }
 
-fn report(mount: &Mount) -> Report {
-    let outcome = mount
-        .run(uvfs().args(["stats", "--json"]).arg(&mount.at))
-        .ok();
+fn report(at: &Path) -> Report {
+    let outcome = run(uvfs().args(["stats", "--json"]).arg(at)).ok();
     serde_json::from_str(&outcome).unwrap()
 }
 
 fn counts(mount: &Mount) -> SurviveReport {
-    report(mount)
+    report(&mount.at)
         .survive
         .expect("the mount outlives its server")
+}
+
+/// Starts the programs, for so long.
+fn load(mount: &Mount, time: Duration) -> Running {
+    Running::start(
+        Command::new("python3")
+            .args(["-c", include_str!("programs/outlives.py")])
+            .arg(&mount.at)
+            .arg(time.as_secs_f64().to_string()),
+    )
 }
 
 /// Kills the worker, and waits for the next one.
@@ -64,12 +72,7 @@ fn killed_under_load(options: &str, signal: Signal) {
     let kills = if full() { FULL_KILLS } else { KILLS };
     let served = Served::new(&survives().option(options));
     let time = PAUSE * (kills as u32 + 4);
-    let mut load = Running::start(
-        Command::new("python3")
-            .args(["-c", include_str!("programs/outlives.py")])
-            .arg(&served.mount.at)
-            .arg(time.as_secs_f64().to_string()),
-    );
+    let mut load = load(&served.mount, time);
     let mut done = 0;
     while load.ended().is_none() && done < kills {
         std::thread::sleep(PAUSE);
@@ -251,12 +254,7 @@ fn a_replaced_program_goes_on() {
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
     let served = Served::new(&survives().option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
-    let mut load = Running::start(
-        Command::new("python3")
-            .args(["-c", include_str!("programs/outlives.py")])
-            .arg(&served.mount.at)
-            .arg(time.as_secs_f64().to_string()),
-    );
+    let mut load = load(&served.mount, time);
     let keeper = counts(&served.mount).keeper;
     let mut done = 0;
     while load.ended().is_none() && done < upgrades {
@@ -333,17 +331,13 @@ fn a_mount_in_the_background_outlives_its_server() {
         .arg(&source)
         .arg(&at))
     .ok();
-    let report = || {
-        let outcome = run(uvfs().args(["stats", "--json"]).arg(&at)).ok();
-        serde_json::from_str::<Report>(&outcome).unwrap()
-    };
-    let first = report();
+    let first = report(&at);
     kill_process(Pid::from_raw(first.pid as i32).unwrap(), Signal::KILL).unwrap();
     let cat = || run(Command::new("cat").arg(at.join("file"))).ok();
     assert_eq!(cat(), "data");
     run(uvfs().arg("upgrade").arg(&at)).ok();
     assert_eq!(cat(), "data");
-    let last = report();
+    let last = report(&at);
     let survive = last.survive.unwrap();
     assert_eq!((survive.generation, survive.programs), (3, 2));
     assert_ne!(last.pid, first.pid);
