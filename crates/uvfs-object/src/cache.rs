@@ -41,7 +41,7 @@ pub(crate) struct Cache {
     root: PathBuf,
     /// The directories of other mounts of the store.
     others: Vec<PathBuf>,
-    /// The same, open.
+    /// `root`, open to sync the names in it.
     names: Arc<ops::File>,
     /// Its lock shows other mounts that the directory is taken.
     _lock: File,

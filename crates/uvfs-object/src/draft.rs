@@ -277,8 +277,8 @@ impl Draft {
         unseen::is_unwritten(&self.path())
     }
 
-    /// What tells it from every other draft, in later mounts too: the inode of its data file and when that was made. `None` where
-    /// the local disk doesn't say the second.
+    /// The inode of the draft's data file and its time of birth, by which later mounts find the draft. `None` where the local disk
+    /// tells no time of birth.
     pub(crate) fn identity(&self) -> Option<Id> {
         let file = self.metadata().ok()?;
         let born = file.created().ok()?.duration_since(UNIX_EPOCH).ok()?;

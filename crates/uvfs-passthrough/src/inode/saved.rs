@@ -1,4 +1,4 @@
-//! What the next server of a mount needs to find an inode again: docs/survive.md.
+//! Inodes are saved for the next server of a mount, and restored there: docs/survive.md.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -119,7 +119,7 @@ impl Source {
             self.holds(held);
         }
         {
-            // What the kernel has cached, and by what kind of open, is not known.
+            // The kernel may have cached anything of the file, by any kind of open.
             let mut state = inode.state();
             state.was_backed = true;
             state.set_id = inode.is_regular();
