@@ -155,7 +155,12 @@ fn listen<F: FileSystem>(listener: &UnixListener, session: &Weak<Session<F>>, st
         if stop.load(Ordering::Acquire) {
             return;
         }
-        let (Ok(client), Some(session)) = (client, session.upgrade()) else {
+        let Ok(client) = client else {
+            // No descriptors are left, which is not a reason to spin.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let Some(session) = session.upgrade() else {
             continue;
         };
         if let Err(error) = answer(&client, &session) {

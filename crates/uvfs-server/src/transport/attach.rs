@@ -84,7 +84,7 @@ impl Clients {
     /// socket there is replaced. Tokens of the session name this socket from now on.
     ///
     /// # Errors
-    /// `EADDRINUSE` when a server answers there; those of bind(2).
+    /// `EADDRINUSE` when a server answers there; those of bind(2); EMFILE when there is no descriptor to spare.
     pub fn listen<F: FileSystem>(
         session: Arc<Session<F>>,
         path: &Path,
@@ -99,9 +99,11 @@ impl Clients {
             }
             _ => {}
         }
+        // Before a client can come: the first one may find that there are no descriptors left.
+        let spare = Spare::new()?;
         let listener = listen_at(path, if limits.guests { 0o666 } else { 0o600 })?;
         session.set_socket_path(path);
-        let accept = move |listener: &_, stop: &_| accept(listener, &session, limits, stop);
+        let accept = move |listener: &_, stop: &_| accept(listener, &session, limits, stop, spare);
         let _listening = Listening::start(path, listener, "uvfs-attach", accept)?;
         Ok(Self { _listening })
     }
@@ -194,10 +196,11 @@ fn accept<F: FileSystem>(
     session: &Arc<Session<F>>,
     limits: ClientLimits,
     stop: &AtomicBool,
+    mut spare: Spare,
 ) {
     let all = Arc::default();
     let gate = Gate::new(limits);
-    let (mut pool, mut spare) = (None, Spare::default());
+    let mut pool = None;
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
             break;
@@ -263,10 +266,14 @@ fn errno_of(error: &io::Error, otherwise: Errno) -> Errno {
 }
 
 /// A descriptor that is given up for a moment when there are no more, so that a client hears of it.
-#[derive(Default)]
 struct Spare(Option<OwnedFd>);
 
 impl Spare {
+    fn new() -> io::Result<Self> {
+        Ok(Self(Some(eventfd(0, EventfdFlags::CLOEXEC)?)))
+    }
+
+    /// Takes a descriptor again if another thread got the one that was given up.
     fn keep(&mut self) {
         if self.0.is_none() {
             self.0 = eventfd(0, EventfdFlags::CLOEXEC).ok();
