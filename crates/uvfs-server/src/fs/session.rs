@@ -96,6 +96,15 @@ pub trait SessionHandle: Send + Sync {
         self.outer().is_some_and(|outer| outer.outlives())
     }
 
+    /// Saves again what the next server finds a node by, because that has changed: `save` is
+    /// [`Survive::save_node`](super::Survive::save_node), for instance. Does nothing for a node that the kernel does not know. Not to
+    /// be called with a lock that `save_node` takes.
+    fn save_again(&self, node: Node, save: &mut dyn FnMut(&mut Vec<u8>) -> io::Result<()>) {
+        if let Some(outer) = self.outer() {
+            outer.save_again(node, save);
+        }
+    }
+
     /// Keeps a number of the file system's own for the next server, before a handler does what must not be done twice:
     /// for instance the size of a file that it is about to append to. Only for requests that change something other
     /// than attributes and data at a fixed place.

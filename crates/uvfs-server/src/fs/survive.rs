@@ -8,7 +8,7 @@ pub use uvfs_sys::process::Orphans;
 use super::{Handle, Node};
 
 /// The most bytes that [`Survive::save_node`] and [`Survive::save_handle`] may give.
-pub const MOST_SAVED: usize = 216;
+pub const MOST_SAVED: usize = 4096;
 
 /// A request that an earlier server had begun and did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ pub struct Again {
 /// [`SessionHandle::again`](super::SessionHandle::again).
 pub trait Survive: Send + Sync {
     /// Appends to `to` what the next server finds the node by, at most [`MOST_SAVED`] bytes. It is called when the kernel
-    /// is about to be given the node for the first time, and when it has lost its last name.
+    /// is about to be given the node for the first time, when it has lost its last name, and for
+    /// [`SessionHandle::save_again`](super::SessionHandle::save_again). Up to 216 bytes cost least.
     ///
     /// # Errors
     /// The node will be stale (ESTALE) for the next server.

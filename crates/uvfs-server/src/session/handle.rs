@@ -77,6 +77,12 @@ impl SessionHandle for Handle {
         self.ledger.is_some()
     }
 
+    fn save_again(&self, node: Node, save: &mut dyn FnMut(&mut Vec<u8>) -> io::Result<()>) {
+        if let Some(ledger) = &self.ledger {
+            ledger.save_again(node, save);
+        }
+    }
+
     fn note(&self, cx: &Context, note: u64) {
         if let Some(ledger) = &self.ledger {
             ledger.note(cx.unique, note);

@@ -19,7 +19,7 @@ use crate::fs::MOST_SAVED;
 /// "uvfsbook".
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
 /// The version of the state that a program of this version leaves, and reads.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 const WORD: usize = 8;
 /// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices,
@@ -47,9 +47,13 @@ pub(super) const SLOTS: usize = 1 << 14;
 const CARRIED: usize = 1 << 12;
 const INTENTS: usize = HEADER;
 
-/// Bytes of a record of a node or a handle.
-const RECORD: usize = RECORD_HEAD + MOST_SAVED;
+/// Bytes of a record of a node or a handle: its head, and what is saved. If that does not fit, the last word is the place where
+/// it goes on, which has a word of its kind, one of the next such place, and the bytes.
+const RECORD: usize = 256;
 const RECORD_HEAD: usize = 5 * WORD;
+const INLINE: usize = RECORD - RECORD_HEAD;
+const MORE_HEAD: usize = 2 * WORD;
+const MORE: usize = RECORD - MORE_HEAD;
 const RECORDS: usize = INTENTS + (SLOTS + CARRIED) * INTENT;
 /// As many nodes and handles a mount has at most. The memory is used only as they come.
 pub(super) const MOST_RECORDS: usize = 1 << 25;
@@ -62,6 +66,8 @@ pub(super) enum Kind {
     Node = 1,
     File = 2,
     Directory = 3,
+    /// More of what is saved in another record.
+    More = 4,
 }
 
 /// What a record is.
@@ -364,15 +370,37 @@ impl Book {
         self.set(Self::record(index), USED);
     }
 
-    /// Writes a record to an empty place.
-    pub(super) fn put(&self, index: usize, record: &Record<'_>) {
+    /// How many places a record takes beside its own.
+    pub(super) fn more(saved: usize) -> usize {
+        match saved <= INLINE {
+            true => 0,
+            false => (saved - (INLINE - WORD)).div_ceil(MORE),
+        }
+    }
+
+    /// Writes a record to an empty place, and to as many as [`Book::more`] says.
+    pub(super) fn put(&self, index: usize, more: &[usize], record: &Record<'_>) {
         let at = Self::record(index);
         assert!(record.saved.len() <= MOST_SAVED && self.get(at) & 0xff == 0);
+        assert_eq!(more.len(), Self::more(record.saved.len()));
+        let mut saved = record.saved;
+        if let Some(&next) = more.first() {
+            let (first, rest) = saved.split_at(INLINE - WORD);
+            let nexts = more.iter().skip(1).map(|next| *next as u64).chain([0]);
+            for ((&place, next), part) in more.iter().zip(nexts).zip(rest.chunks(MORE)) {
+                let at = Self::record(place);
+                self.set(at + WORD, next);
+                self.0.write(at + MORE_HEAD, part);
+                self.set(at, Kind::More as u64);
+            }
+            self.set(at + RECORD - WORD, next as u64);
+            saved = first;
+        }
         self.set(at + WORD, record.id);
         self.set(at + 2 * WORD, record.value);
         self.set(at + 3 * WORD, record.by);
         self.set(at + 4 * WORD, record.added);
-        self.0.write(at + RECORD_HEAD, record.saved);
+        self.0.write(at + RECORD_HEAD, saved);
         let stamp = u64::from(record.stamp) << 32;
         self.set(
             at,
@@ -405,6 +433,7 @@ impl Book {
             1 => Kind::Node,
             2 => Kind::File,
             3 => Kind::Directory,
+            4 => Kind::More,
             _ => return Ok(None),
         };
         let len = usize::from((head >> 8) as u16);
@@ -421,17 +450,44 @@ impl Book {
         (0..MOST_RECORDS).map_while(|index| Some((index, self.head(index).ok()?)))
     }
 
-    /// The whole of a record; what is saved goes to `saved`.
+    /// The other places of a record. `None` if one of them is not what it has to be.
+    pub(super) fn others(&self, index: usize, head: &Head) -> Option<Vec<usize>> {
+        let mut word = Self::record(index) + RECORD - WORD;
+        let mut all = Vec::new();
+        for _ in 0..Self::more(head.len) {
+            let next = self.get(word) as usize;
+            let is_more = next < MOST_RECORDS
+                && matches!(self.head(next), Ok(Some(it)) if it.kind == Kind::More);
+            if !is_more {
+                return None;
+            }
+            all.push(next);
+            word = Self::record(next) + WORD;
+        }
+        Some(all)
+    }
+
+    /// The whole of a record; what is saved goes to `saved`. `None` if a part of it is missing.
     pub(super) fn read<'a>(
         &self,
         index: usize,
         head: &Head,
         saved: &'a mut [u8; MOST_SAVED],
-    ) -> Record<'a> {
+    ) -> Option<Record<'a>> {
         let at = Self::record(index);
+        let others = self.others(index, head)?;
         let saved = &mut saved[..head.len];
-        self.0.read(at + RECORD_HEAD, saved);
-        Record {
+        let inline = if others.is_empty() {
+            INLINE
+        } else {
+            INLINE - WORD
+        };
+        let (first, rest) = saved.split_at_mut(inline.min(head.len));
+        self.0.read(at + RECORD_HEAD, first);
+        for (place, part) in others.into_iter().zip(rest.chunks_mut(MORE)) {
+            self.0.read(Self::record(place) + MORE_HEAD, part);
+        }
+        Some(Record {
             kind: head.kind,
             stamp: head.stamp,
             id: head.id,
@@ -439,7 +495,12 @@ impl Book {
             by: self.get(at + 3 * WORD),
             added: self.get(at + 4 * WORD),
             saved,
-        }
+        })
+    }
+
+    /// What is at a place.
+    pub(super) fn at(&self, index: usize) -> Option<Head> {
+        self.head(index).ok().flatten()
     }
 }
 
@@ -470,20 +531,20 @@ mod tests {
         let read = |index, expected: Option<Record<'_>>| {
             let head = book.heads().nth(index).expect("the place was used").1;
             let mut saved = [0; MOST_SAVED];
-            let record = head.map(|head| book.read(index, &head, &mut saved));
+            let record = head.and_then(|head| book.read(index, &head, &mut saved));
             assert_eq!(record, expected);
         };
         assert_eq!(book.heads().count(), 0);
-        let (one, two) = (record(7, b"seven"), record(8, &[1; MOST_SAVED]));
+        let (one, two) = (record(7, b"seven"), record(8, &[1; INLINE]));
         book.empty(0);
         book.empty(1);
-        book.put(0, &one);
-        book.put(1, &two);
+        book.put(0, &[], &one);
+        book.put(1, &[], &two);
         read(0, Some(one));
         read(1, Some(two));
         book.empty(0);
         read(0, None);
-        book.put(0, &record(9, b""));
+        book.put(0, &[], &record(9, b""));
         book.count(1, 5, 70, 4);
         read(0, Some(record(9, b"")));
         let counted = Record {
@@ -494,6 +555,33 @@ mod tests {
         };
         read(1, Some(counted));
         assert_eq!(book.heads().count(), 2);
+    }
+
+    /// What does not fit into one place goes on in others, and is lost as a whole with one of them.
+    #[test]
+    fn long_records_are_read_as_they_were_written() {
+        let book = Book::create().unwrap();
+        (0..20).for_each(|index| book.empty(index));
+        for len in [
+            INLINE,
+            INLINE + 1,
+            INLINE - WORD + MORE,
+            INLINE - WORD + MORE + 1,
+            MOST_SAVED,
+        ] {
+            let saved: Vec<u8> = (0..len).map(|n| n as u8).collect();
+            let more: Vec<usize> = (1..=Book::more(len)).rev().collect();
+            let written = record(7, &saved);
+            book.put(0, &more, &written);
+            let (head, mut read) = (book.at(0).unwrap(), [0; MOST_SAVED]);
+            assert_eq!(book.read(0, &head, &mut read), Some(written));
+            assert_eq!(book.others(0, &head).as_ref(), Some(&more));
+            if let Some(last) = more.last() {
+                book.empty(*last);
+                assert_eq!(book.read(0, &head, &mut read), None);
+            }
+            (0..20).for_each(|index| book.empty(index));
+        }
     }
 
     /// The arguments are those that were set, if they fit.
@@ -551,9 +639,9 @@ mod tests {
     fn damage_is_found() {
         let book = Book::create().unwrap();
         book.empty(0);
-        book.put(0, &record(7, b"seven"));
+        book.put(0, &[], &record(7, b"seven"));
         // A kind that there is not, and a length beyond the record.
-        for head in [4, 0xff, USED, (MOST_SAVED as u64 + 1) << 8 | 1] {
+        for head in [5, 0xff, USED, (MOST_SAVED as u64 + 1) << 8 | 1] {
             book.set(Book::record(0), head);
             assert!(book.heads().next().unwrap().1.is_none());
         }
@@ -563,7 +651,7 @@ mod tests {
         assert!(book.init().is_err());
         book.set(WORD, VERSION + 1);
         let error = book.check().unwrap_err().to_string();
-        assert!(error.contains("version is 2"), "{error}");
+        assert!(error.contains("version is 3"), "{error}");
         book.set(0, 0);
         assert!(book.check().is_err());
     }

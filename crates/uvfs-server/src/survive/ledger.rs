@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use rustix::time::{ClockId, clock_gettime};
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
@@ -192,7 +192,10 @@ impl Ledger {
         let (mut nodes, handles) = self.records();
         let mut buffer = [0; MOST_SAVED];
         nodes.retain(|&(index, head)| {
-            let record = self.book.read(index, &head, &mut buffer);
+            let Some(record) = self.book.read(index, &head, &mut buffer) else {
+                self.give_back(index);
+                return false;
+            };
             let node = Node(record.id);
             if lock(self.shard(record.id)).nodes.contains_key(&record.id) {
                 // A worker was killed between writing the newer record and taking this away.
@@ -217,7 +220,10 @@ impl Ledger {
             true
         });
         for (index, head) in handles {
-            let record = self.book.read(index, &head, &mut buffer);
+            let Some(record) = self.book.read(index, &head, &mut buffer) else {
+                self.give_back(index);
+                continue;
+            };
             let (fh, node) = (Handle(record.id), Node(record.value));
             let directory = record.kind == Kind::Directory;
             let saved = record.saved;
@@ -230,8 +236,8 @@ impl Ledger {
             let mut shard = lock(self.shard(record.id));
             shard.handles.insert((record.kind, record.id), index);
         }
-        fs.restored();
         let closed = orphans.close();
+        fs.restored();
         let generation = self.generation();
         tracing::info!(generation, nodes = nodes.len(), closed, "goes on");
         *lock(&self.left) = left;
@@ -242,14 +248,25 @@ impl Ledger {
     fn records(&self) -> (Places, Places) {
         let mut free = lock(&self.free);
         let (mut nodes, mut handles) = (Vec::new(), Vec::new());
+        let (mut more, mut used) = (Vec::new(), HashSet::default());
         for (index, head) in self.book.heads() {
             free.next = index + 1;
-            match head {
-                None => free.before.push(index),
-                Some(head) if head.kind == Kind::Node => nodes.push((index, head)),
-                Some(head) => handles.push((index, head)),
+            let Some(head) = head else {
+                free.before.push(index);
+                continue;
+            };
+            match head.kind {
+                Kind::Node => nodes.push((index, head)),
+                Kind::File | Kind::Directory => handles.push((index, head)),
+                Kind::More => more.push(index),
             }
-            free.stamp = free.stamp.max(head.map_or(0, |head| head.stamp));
+            used.extend(self.book.others(index, &head).unwrap_or_default());
+            free.stamp = free.stamp.max(head.stamp);
+        }
+        // A worker was killed before it wrote the record that goes on here, or after it took that away.
+        for index in more.into_iter().filter(|index| !used.contains(index)) {
+            self.book.empty(index);
+            free.before.push(index);
         }
         nodes.sort_unstable_by_key(|(_, head)| Reverse(head.stamp));
         (nodes, handles)
@@ -279,8 +296,12 @@ impl Ledger {
     }
 
     fn give_back(&self, index: usize) {
-        self.book.empty(index);
-        lock(&self.free).before.push(index);
+        let head = self.book.at(index);
+        let others = head.and_then(|head| self.book.others(index, &head));
+        for index in [index].into_iter().chain(others.unwrap_or_default()) {
+            self.book.empty(index);
+            lock(&self.free).before.push(index);
+        }
     }
 
     /// Writes a record.
@@ -296,6 +317,8 @@ impl Ledger {
             return Err(Errno::NAMETOOLONG.into());
         }
         let (index, stamp) = self.place()?;
+        let more = (0..Book::more(saved.len())).map(|_| Ok(self.place()?.0));
+        let more = more.collect::<io::Result<Vec<_>>>()?;
         let record = Record {
             kind,
             stamp,
@@ -305,7 +328,7 @@ impl Ledger {
             added,
             saved: &saved,
         };
-        self.book.put(index, &record);
+        self.book.put(index, &more, &record);
         Ok(index)
     }
 
@@ -404,7 +427,7 @@ impl Ledger {
             Ok(Reply::Removed(Unlinked {
                 node: Some(node),
                 last: true,
-            })) => self.save_again(survive, node.0),
+            })) => self.save_again(*node, &mut |to| survive.save_node(*node, to)),
             _ => {}
         }
         if !is_once(&request.operation) {
@@ -461,19 +484,22 @@ impl Ledger {
         }
     }
 
-    /// A node has lost its last name: it may be found by something else from now on.
-    fn save_again(&self, fs: &dyn Survive, node: u64) {
-        let mut shard = lock(self.shard(node));
-        let Some(place) = shard.nodes.get_mut(&node) else {
+    /// A node may be found by something else from now on.
+    pub(crate) fn save_again(
+        &self,
+        node: Node,
+        save: &mut dyn FnMut(&mut Vec<u8>) -> io::Result<()>,
+    ) {
+        let mut shard = lock(self.shard(node.0));
+        let Some(place) = shard.nodes.get_mut(&node.0) else {
             return;
         };
         let mut saved = Vec::new();
-        let saves = fs.save_node(Node(node), &mut saved);
-        let saves = saves.map(|()| saved);
+        let saves = save(&mut saved).map(|()| saved);
         let by = (place.by, place.added);
-        match self.put((Kind::Node, node), place.lookups, by, saves) {
+        match self.put((Kind::Node, node.0), place.lookups, by, saves) {
             Ok(index) => self.give_back(std::mem::replace(&mut place.index, index)),
-            Err(error) => tracing::warn!(node, %error, "a node won't outlive this server"),
+            Err(error) => tracing::warn!(%node, %error, "a node won't outlive this server"),
         }
     }
 
