@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,7 +43,6 @@ pub(crate) struct Cache {
     others: Vec<PathBuf>,
     /// `root`, open to sync the names in it.
     names: Arc<ops::File>,
-    /// Its lock shows other mounts that the directory is taken.
     _lock: File,
     limit: u64,
     /// The files of drafts that earlier mounts left.
@@ -74,44 +73,83 @@ struct Slot {
     object: Weak<Object>,
 }
 
-impl Cache {
+/// A directory for the cache of one mount. Its lock shows other mounts that it is taken.
+pub(crate) struct Lock {
+    root: PathBuf,
+    /// The directories of other mounts of the store.
+    others: Vec<PathBuf>,
+    file: File,
+}
+
+impl Lock {
     /// Takes a directory below `dir` for a store.
-    pub(crate) fn open(dir: &Path, store: &str, size: Option<u64>) -> io::Result<Self> {
+    pub(crate) fn take(dir: &Path, store: &str) -> io::Result<Self> {
         let digest = hex(&Sha256::digest(store.as_bytes())[..8]);
-        let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
-        let all = (0..MOUNTS).map(|number| dir.join(format!("{digest}-{number}")));
-        for root in all.clone() {
-            make(&root)?;
-            let lock = (OpenOptions::new()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .mode(0o600))
-            .open(root.join("lock"))?;
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => continue,
+        for number in 0..MOUNTS {
+            let root = dir.join(format!("{digest}-{number}"));
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&root)?;
+            let mut how = OpenOptions::new();
+            how.create(true).truncate(false).write(true).mode(0o600);
+            let file = how.open(root.join("lock"))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Self::of(root, file),
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
                 Err(error) => return Err(error.into()),
             }
-            let limit = size.unwrap_or_else(|| free(&root) / SHARE).max(LEAST);
-            let (state, drafts) = found(&root)?;
-            let cache = Self {
-                others: all.filter(|other| *other != root).collect(),
-                names: Arc::new(ops::File::from(OwnedFd::from(File::open(&root)?))),
-                root,
-                _lock: lock,
-                limit,
-                drafts,
-                noted: Notify::new(),
-                drafted: AtomicU64::new(0),
-                ended: Notify::new(),
-                state: Mutex::new(state),
-            };
-            cache.evict();
-            return Ok(cache);
         }
         let why = format!("{}: {MOUNTS} mounts use it already", dir.display());
         Err(io::Error::other(why))
+    }
+
+    /// The directory of a lock that this process had before it executed this program.
+    pub(crate) fn again(lock: OwnedFd) -> io::Result<Self> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", lock.as_raw_fd()))?;
+        let root = path.parent().ok_or(io::ErrorKind::InvalidFilename)?;
+        Self::of(root.to_owned(), File::from(lock))
+    }
+
+    fn of(root: PathBuf, file: File) -> io::Result<Self> {
+        let name = root.file_name().and_then(|name| name.to_str());
+        let name = name.and_then(|name| name.rsplit_once('-'));
+        let (store, _) = name.ok_or(io::ErrorKind::InvalidFilename)?;
+        let all = (0..MOUNTS).map(|number| root.with_file_name(format!("{store}-{number}")));
+        Ok(Self {
+            others: all.filter(|other| *other != root).collect(),
+            root,
+            file,
+        })
+    }
+}
+
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Cache {
+    /// Opens the cache in a directory.
+    pub(crate) fn open(lock: Lock, size: Option<u64>) -> io::Result<Self> {
+        let Lock { root, others, file } = lock;
+        let limit = size.unwrap_or_else(|| free(&root) / SHARE).max(LEAST);
+        let (state, drafts) = found(&root)?;
+        let cache = Self {
+            others,
+            names: Arc::new(ops::File::from(OwnedFd::from(File::open(&root)?))),
+            root,
+            _lock: file,
+            limit,
+            drafts,
+            noted: Notify::new(),
+            drafted: AtomicU64::new(0),
+            ended: Notify::new(),
+            state: Mutex::new(state),
+        };
+        cache.evict();
+        Ok(cache)
     }
 
     /// The pieces of a version: those that are there, or none yet.

@@ -6,7 +6,8 @@
 //!
 //! A mount may have more drafts than a process may have open files. So the data file is open only while something uses it.
 
-use std::collections::{BTreeMap, HashSet, btree_map};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet, btree_map};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::ops::{Bound, Range};
@@ -28,6 +29,7 @@ use crate::journal::{self, Journal, Records};
 use crate::map;
 use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
+use crate::survive;
 use crate::tree::Known;
 use crate::unseen::{self, Unseen};
 use crate::upload::{PART, Print, Stored, Upload};
@@ -280,13 +282,29 @@ impl Draft {
     /// The inode of the draft's data file and its time of birth, by which later mounts find the draft. `None` where the local disk
     /// tells no time of birth.
     pub(crate) fn identity(&self) -> Option<Id> {
-        let file = self.metadata().ok()?;
-        let born = file.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        let born = u64::try_from(born.as_nanos()).ok()?;
-        let mut id = Id::default();
-        id[..8].copy_from_slice(&file.ino().to_le_bytes());
-        id[8..].copy_from_slice(&born.to_le_bytes());
-        Some(id)
+        identity(&self.metadata().ok()?)
+    }
+
+    /// Whether a closed file waits on the local disk.
+    pub(crate) fn back(&self) -> bool {
+        self.back
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The descriptor and the identity of the data file, if it is open and no name leads to it.
+    pub(crate) fn held(&self) -> Option<(i32, Id)> {
+        if !self.state().removed {
+            return None;
+        }
+        survive::held(&uvfs_sys::lock(&self.open).as_ref()?.file)
+    }
+
+    /// Whether its data file is there, if it has one.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.state().is_file() || self.path().exists()
     }
 
     /// Whether the kernel may write the data file by itself: it has all of a regular file, and no bits that a write takes away.
@@ -572,6 +590,9 @@ pub(crate) struct Drafts {
     back: bool,
     next: AtomicU64,
     all: Mutex<BTreeMap<String, Arc<Draft>>>,
+    /// Those that an earlier server of the same mount left, until [`Drafts::restored`]; and the numbers of those that a node has.
+    left: Mutex<HashMap<u64, Arc<Draft>>>,
+    used: Mutex<HashSet<u64>>,
 }
 
 impl Drafts {
@@ -599,6 +620,8 @@ impl Drafts {
             back,
             next: AtomicU64::new(next),
             all: Mutex::default(),
+            left: Mutex::default(),
+            used: Mutex::default(),
         };
         let mut all = BTreeMap::<String, Arc<Draft>>::new();
         for (number, record) in records.into_iter().chain(others) {
@@ -622,6 +645,105 @@ impl Drafts {
         this.next = AtomicU64::new(next);
         this.all = Mutex::new(all);
         Ok(this)
+    }
+
+    /// Takes over what an earlier server of the same mount left. Programs have its files open, so they are as they are.
+    pub(crate) fn go_on(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
+        let (records, _) = journal::read(cache.root())?;
+        let last = records.keys().next_back().copied();
+        let numbers = cache.drafts().iter().filter_map(|path| number(path));
+        let mut next = numbers.chain(last).max().map_or(0, |number| number + 1);
+        let journal = Arc::new(Journal::open(cache.root(), &records)?);
+        let mut this = Self {
+            cache,
+            journal,
+            back,
+            next: AtomicU64::default(),
+            all: Mutex::default(),
+            left: Mutex::default(),
+            used: Mutex::default(),
+        };
+        for (number, record) in records {
+            let Some(mut state) = parse(&record) else {
+                tracing::error!("record {number:x} of the journal is none");
+                continue;
+            };
+            next = next.max(u64::from(state.order) + 1);
+            if state.parts.is_streamed() {
+                // The upload that had its beginning ended with that server.
+                (state.parts.over, state.parts.dropped) = (true, u64::MAX);
+            }
+            let draft = Arc::new(this.draft(number, state));
+            uvfs_sys::lock(&this.left).insert(number, draft);
+        }
+        this.next = AtomicU64::new(next);
+        Ok(this)
+    }
+
+    /// The draft of a number, for the node that had it under the server before.
+    pub(crate) fn left(&self, number: u64) -> Option<Arc<Draft>> {
+        uvfs_sys::lock(&self.left).get(&number).cloned()
+    }
+
+    /// The same for one that no name leads to. Its data file still has its own name, or else `file` is it.
+    pub(crate) fn nameless(
+        &self,
+        number: u64,
+        file: Option<File>,
+        posix: Posix,
+    ) -> io::Result<Option<Arc<Draft>>> {
+        let mut begun = state("", None, posix, 1);
+        begun.removed = true;
+        let draft = self.draft(number, begun);
+        match file {
+            Some(file) => *uvfs_sys::lock(&draft.open) = Some(Arc::new(Contents::new(file)?)),
+            None if draft.path().exists() => drop(draft.contents()?),
+            None => return Ok(None),
+        }
+        draft.count()?;
+        uvfs_sys::lock(&self.used).insert(number);
+        Ok(Some(Arc::new(draft)))
+    }
+
+    /// All nodes are restored. Drafts that no program was told of end.
+    pub(crate) fn restored(&self) -> Result<()> {
+        let left = std::mem::take(&mut *uvfs_sys::lock(&self.left));
+        let mut used = std::mem::take(&mut *uvfs_sys::lock(&self.used));
+        let mut left: Vec<_> = left.into_values().collect();
+        left.sort_unstable_by_key(|draft| Reverse(draft.state().order));
+        for draft in left {
+            let (key, is_dirty, node) = {
+                let state = draft.state();
+                (state.key.clone(), state.is_dirty(), state.node.upgrade())
+            };
+            if !draft.is_there() || !is_dirty && node.is_none() {
+                draft.discard();
+                continue;
+            }
+            if self.all().contains_key(&key) {
+                // The server was killed when another file had taken its name.
+                if let Some(node) = node {
+                    draft.contents()?;
+                    draft.state().removed = true;
+                    node.state().removed = true;
+                }
+                draft.discard();
+                continue;
+            }
+            if draft.state().is_file() {
+                draft.count()?;
+            }
+            used.insert(draft.number);
+            self.all().insert(key, draft);
+        }
+        for path in self.cache.drafts() {
+            let is_used = number(path).is_some_and(|number| used.contains(&number));
+            let end = path.extension().and_then(|end| end.to_str());
+            if end == Some("tmp") || !is_used && end != Some("lost") {
+                remove(path)?;
+            }
+        }
+        Ok(())
     }
 
     fn draft(&self, number: u64, state: State) -> Draft {
@@ -859,6 +981,16 @@ fn children<'a, T>(
     })
 }
 
+/// The inode of a file and its time of birth. `None` where its file system tells none.
+pub(crate) fn identity(file: &Metadata) -> Option<Id> {
+    let born = file.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    let born = u64::try_from(born.as_nanos()).ok()?;
+    let mut id = Id::default();
+    id[..8].copy_from_slice(&file.ino().to_le_bytes());
+    id[8..].copy_from_slice(&born.to_le_bytes());
+    Some(id)
+}
+
 /// Whether two files have the same contents.
 fn is_equal(one: &Path, two: &Path) -> io::Result<bool> {
     let (one, two) = (File::open(one)?, File::open(two)?);
@@ -1039,24 +1171,43 @@ fn record(state: &State) -> Option<Vec<u8>> {
         | flag(state.print.is_some(), PRINT)
         | flag(state.anew, ANEW)
         | flag(state.parts.is_streamed(), STREAMED);
-    let (kind, rdev) = match state.posix.special {
-        Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
-        None => (0, 0),
-    };
-    let attribute = |value: Option<u32>| value.unwrap_or(NONE);
-    let words: [u32; WORDS] = [
-        flags,
-        attribute(state.posix.mode),
-        attribute(state.posix.uid),
-        attribute(state.posix.gid),
-        kind,
-        rdev,
-        state.order,
-    ];
+    let [mode, uid, gid, kind, rdev] = words(&state.posix);
+    let words: [u32; WORDS] = [flags, mode, uid, gid, kind, rdev, state.order];
     let mut all: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     all.extend(state.print.unwrap_or_default());
     all.extend(map::describe(&state.key, &replaces.unwrap_or_default())?);
     Some(all)
+}
+
+/// Words of attributes.
+pub(crate) const POSIX: usize = 5;
+
+/// Attributes, but for the times.
+pub(crate) fn words(posix: &Posix) -> [u32; POSIX] {
+    let (kind, rdev) = match posix.special {
+        Some((kind, rdev)) => (kind.as_raw_mode(), rdev),
+        None => (0, 0),
+    };
+    let attribute = |value: Option<u32>| value.unwrap_or(NONE);
+    let [mode, uid, gid] = [posix.mode, posix.uid, posix.gid].map(attribute);
+    [mode, uid, gid, kind, rdev]
+}
+
+/// The attributes that [`words`] gives. `None` for anything else.
+pub(crate) fn posix_of(&[mode, uid, gid, kind, rdev]: &[u32; POSIX]) -> Option<Posix> {
+    let attribute = |value| Some(value).filter(|value| *value != NONE);
+    let special = match FileType::from_raw_mode(kind) {
+        _ if kind == 0 => None,
+        FileType::Unknown | FileType::RegularFile | FileType::Directory => return None,
+        kind => Some((kind, rdev)),
+    };
+    Some(Posix {
+        special,
+        mode: attribute(mode).map(|mode| mode & 0o7777),
+        uid: attribute(uid),
+        gid: attribute(gid),
+        ..Posix::default()
+    })
 }
 
 fn parse(record: &[u8]) -> Option<State> {
@@ -1069,20 +1220,8 @@ fn parse(record: &[u8]) -> Option<State> {
     }
     let (print, (words, _)) = (*print, words.as_chunks());
     let word = |at: usize| u32::from_le_bytes(words[at]);
-    let attribute = |at| Some(word(at)).filter(|value| *value != NONE);
     let flags = word(0);
-    let special = match FileType::from_raw_mode(word(4)) {
-        _ if word(4) == 0 => None,
-        FileType::Unknown | FileType::RegularFile | FileType::Directory => return None,
-        kind => Some((kind, word(5))),
-    };
-    let posix = Posix {
-        special,
-        mode: attribute(1).map(|mode| mode & 0o7777),
-        uid: attribute(2),
-        gid: attribute(3),
-        ..Posix::default()
-    };
+    let posix = posix_of(&std::array::from_fn(|at| word(at + 1)))?;
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
     let parts = Parts {

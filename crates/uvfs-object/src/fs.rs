@@ -1,10 +1,10 @@
 //! The handlers.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,6 @@ use std::task::{self, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use slab::Slab;
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, RwLock, Semaphore};
 use uvfs_io::ops;
@@ -21,7 +20,7 @@ use uvfs_server::fs::*;
 use uvfs_server::interrupt::until_killed;
 use uvfs_server::{DEPTH, FileSystem};
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache};
 use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::names::There;
@@ -31,6 +30,7 @@ use crate::put::Writing;
 use crate::store::{self, Facts, Listed, Store};
 use crate::tree::{self, Known, Tree, is_now};
 use crate::unseen::Host;
+use crate::upload::Conditions;
 use crate::window::Window;
 use crate::{Options, Writes};
 
@@ -68,13 +68,78 @@ pub struct ObjectFs {
     pub(crate) writing: Option<Arc<Writing>>,
     /// Objects that were fetched ahead, until they are opened or others take their place.
     ahead: Mutex<VecDeque<Arc<Object>>>,
-    open: Mutex<Slab<Arc<Open>>>,
+    open: Mutex<Handles>,
     pub(crate) session: OnceLock<Arc<dyn SessionHandle>>,
     /// The kernel, or the cache's file system, takes no backing files.
     no_backing: AtomicBool,
     pub(crate) options: Options,
     /// The times of directories, which stores have none of.
     begun: (i64, u32),
+    /// It serves a mount that an earlier server has served.
+    goes_on: bool,
+}
+
+/// Open files and directories, and the next number.
+#[derive(Default)]
+struct Handles {
+    all: HashMap<u64, Arc<Open>>,
+    next: u64,
+}
+
+/// A store that was found to answer, and the directory of its cache. It can be made before a process is forked.
+pub struct Prepared {
+    puts: Conditions,
+    cache: cache::Lock,
+}
+
+impl Prepared {
+    /// Asks the store whether it can be served with these options, and takes a directory of the cache.
+    ///
+    /// # Errors
+    /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
+    /// can't be made or is used by too many mounts.
+    pub fn new(uri: &str, options: &Options) -> io::Result<Self> {
+        let store = Store::open(uri, options)?;
+        let puts = ask_first(&store, options)?;
+        let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
+        let cache = cache::Lock::take(&dir, store.name())?;
+        Ok(Self { puts, cache })
+    }
+
+    /// The same for a mount that an earlier program of this process has served. `cache` is what [`Prepared::cache`] was there. A
+    /// store that does not answer now counts as one that keeps no conditions.
+    ///
+    /// # Errors
+    /// A URI that names no store, and a descriptor of something else.
+    pub fn again(uri: &str, options: &Options, cache: OwnedFd) -> io::Result<Self> {
+        let store = Store::open(uri, options)?;
+        let puts = ask_first(&store, options).unwrap_or_else(|error| {
+            tracing::warn!("{error}: versions are compared before each put");
+            Conditions::default()
+        });
+        let cache = cache::Lock::again(cache)?;
+        Ok(Self { puts, cache })
+    }
+
+    /// The descriptor that the cache's directory is locked by.
+    pub fn cache(&self) -> BorrowedFd<'_> {
+        self.cache.as_fd()
+    }
+}
+
+/// Makes sure that a store answers, and asks which conditions it keeps. No thread is left.
+fn ask_first(store: &Store, options: &Options) -> io::Result<Conditions> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let answer = runtime.block_on(async {
+        store.holds("").await?;
+        match options.writes {
+            Writes::No => Ok::<_, Error>(Conditions::default()),
+            _ => store.probe().await,
+        }
+    });
+    answer.map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// The threads that talk to the store, which begin at once.
@@ -126,19 +191,26 @@ impl ObjectFs {
     /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
     /// can't be made or is used by too many mounts.
     pub fn open(uri: &str, options: Options) -> io::Result<Self> {
+        let prepared = Prepared::new(uri, &options)?;
+        Self::serve(uri, options, prepared, false)
+    }
+
+    /// The same for a store that was prepared with these options. With `goes_on`, a server of the mount was there before, and
+    /// [`Survive`] gives what it left.
+    ///
+    /// # Errors
+    /// A cache that can't be read or written; no thread.
+    pub fn serve(
+        uri: &str,
+        options: Options,
+        prepared: Prepared,
+        goes_on: bool,
+    ) -> io::Result<Self> {
         let mut store = Store::open(uri, &options)?;
+        store.puts = prepared.puts;
         let runtime = runtime()?;
-        let answer = runtime.block_on(async {
-            store.holds("").await?;
-            if options.writes != Writes::No {
-                store.puts = store.probe().await?;
-            }
-            Ok::<_, Error>(())
-        });
-        answer.map_err(|error| io::Error::other(error.to_string()))?;
-        let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let writes = options.writes != Writes::No;
-        let cache = Cache::open(&dir, store.name(), options.cache_size)?;
+        let cache = Cache::open(prepared.cache, options.cache_size)?;
         let cache = Arc::new(cache);
         let permits = permits(&options);
         let fetch = Fetch {
@@ -153,7 +225,10 @@ impl ObjectFs {
                 fetch: fetch.clone(),
                 tree: tree.clone(),
                 listings: Arc::clone(&listings),
-                drafts: Drafts::open(fetch.cache.clone(), options.writes == Writes::Back)?,
+                drafts: match goes_on {
+                    true => Drafts::go_on(fetch.cache.clone(), options.writes == Writes::Back)?,
+                    false => Drafts::open(fetch.cache.clone(), options.writes == Writes::Back)?,
+                },
                 permits,
                 back: options.writes == Writes::Back,
                 local_fsync: options.local_fsync,
@@ -186,6 +261,7 @@ impl ObjectFs {
             no_backing: AtomicBool::new(!options.backing_files),
             options,
             begun: timespec(SystemTime::now()),
+            goes_on,
         })
     }
 
@@ -207,17 +283,43 @@ impl ObjectFs {
 
     pub(crate) fn handle(&self, fh: Handle) -> Result<Arc<Open>> {
         let open = uvfs_sys::lock(&self.open);
-        let found = usize::try_from(fh.0).ok().and_then(|fh| open.get(fh));
-        Ok(found.ok_or(Errno::BADF)?.clone())
+        Ok(open.all.get(&fh.0).ok_or(Errno::BADF)?.clone())
     }
 
     fn add(&self, open: Open) -> Handle {
-        Handle(uvfs_sys::lock(&self.open).insert(Arc::new(open)) as u64)
+        let mut handles = uvfs_sys::lock(&self.open);
+        let fh = handles.next;
+        handles.next += 1;
+        handles.all.insert(fh, Arc::new(open));
+        Handle(fh)
     }
 
-    fn remove(&self, fh: Handle) -> Option<Arc<Open>> {
-        let fh = usize::try_from(fh.0).ok()?;
-        uvfs_sys::lock(&self.open).try_remove(fh)
+    /// Gives an open file its number from before.
+    pub(crate) fn restore(&self, fh: Handle, open: Open) -> io::Result<()> {
+        let mut handles = uvfs_sys::lock(&self.open);
+        if handles.all.contains_key(&fh.0) {
+            return Err(Errno::EXIST.into());
+        }
+        handles.next = handles.next.max(fh.0 + 1);
+        handles.all.insert(fh.0, Arc::new(open));
+        Ok(())
+    }
+
+    /// All are restored. The next ones get numbers that the earlier server has not given.
+    pub(crate) fn restored_handles(&self) {
+        uvfs_sys::lock(&self.open).next += tree::RESERVED;
+    }
+
+    /// A file or directory is closed.
+    pub(crate) fn close(&self, fh: Handle) {
+        let open = uvfs_sys::lock(&self.open).all.remove(&fh.0);
+        if let Some(open) = open
+            && let Open::File {
+                known, by, flags, ..
+            } = &*open
+        {
+            self.end_use(known, *flags, *by);
+        }
     }
 
     /// Runs a request to the store on the threads for that. It begins at once.
@@ -747,6 +849,9 @@ pub(crate) fn child(directory: &Known, name: &CStr) -> Result<String> {
 
 impl FileSystem for ObjectFs {
     fn init(&self, config: &mut Config, session: Arc<dyn SessionHandle>) -> Result<()> {
+        if session.outlives() {
+            let _ = self.tree.session.set(session.clone());
+        }
         let _ = self.session.set(session);
         if let Some(writing) = &self.writing {
             // The kernel truncates after it has opened, because only it knows whether a program runs from the file.
@@ -758,7 +863,9 @@ impl FileSystem for ObjectFs {
                 writing.bring_in_time();
                 writing.commit_each_second();
             }
-            writing.resume();
+            if !self.goes_on {
+                writing.resume();
+            }
         }
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
@@ -790,6 +897,10 @@ impl FileSystem for ObjectFs {
     }
 
     fn clients(&self) -> Option<&dyn ClientSupport> {
+        Some(self)
+    }
+
+    fn survive(&self) -> Option<&dyn Survive> {
         Some(self)
     }
 
@@ -901,13 +1012,7 @@ impl FileSystem for ObjectFs {
         _: OFlags,
         _: Option<LockOwner>,
     ) -> Result<()> {
-        if let Some(open) = self.remove(fh)
-            && let Open::File {
-                known, by, flags, ..
-            } = &*open
-        {
-            self.end_use(known, *flags, *by);
-        }
+        self.close(fh);
         Ok(())
     }
 
@@ -999,6 +1104,7 @@ impl FileSystem for ObjectFs {
     async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         self.set(cx, node, set).await?;
         let known = self.known(node)?;
+        self.tree.save_again(&known);
         Ok(Attributes::new(self.attr(&known), self.attr_ttl(&known)))
     }
 
@@ -1092,7 +1198,7 @@ impl FileSystem for ObjectFs {
     }
 
     async fn releasedir(&self, _: &Context, _: Node, fh: Handle, _: OFlags) -> Result<()> {
-        self.remove(fh);
+        self.close(fh);
         Ok(())
     }
 

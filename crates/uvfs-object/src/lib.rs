@@ -3,7 +3,7 @@
 //! `docs/remote.md` has the design. A request goes through `fs.rs` (handlers), `tree.rs` (nodes), `object.rs` (the pieces of one
 //! version of an object) and, for what is missing, `store.rs` (requests to the store). `posix.rs` reads user metadata, and
 //! `listing.rs` keeps listings for lookups. `clients.rs` serves clients over shared memory, and `counters.rs` counts for the
-//! statistics. `write.rs` and `names.rs` take changes, which `draft.rs` and `journal.rs` keep on the local disk and `put.rs` brings to
+//! statistics, and `survive.rs` saves nodes and open files for the next server of a mount. `write.rs` and `names.rs` take changes, which `draft.rs` and `journal.rs` keep on the local disk and `put.rs` brings to
 //! the store. `unseen.rs` has files that the kernel writes by itself. `cache.rs` owns the files of the local disk. `engine.rs` has
 //! one object as a device of the buffer cache, for an image in a store.
 //!
@@ -32,6 +32,7 @@ mod object;
 mod posix;
 mod put;
 mod store;
+mod survive;
 mod tree;
 mod unseen;
 mod upload;
@@ -42,7 +43,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use engine::ObjectEngine;
-pub use fs::ObjectFs;
+pub use fs::{ObjectFs, Prepared};
 pub use opendal;
 pub use store::operator;
 

@@ -21,6 +21,9 @@ use crate::tree::Known;
 use crate::upload::Removal;
 use crate::write::{Writer, complete, locked};
 
+/// The notes of requests that change names. That of a rename has removed what it replaces.
+const BEGUN: u64 = 1;
+const MOVING: u64 = 2;
 /// Between the kernel's look at a name and the request that makes it is less time.
 const LOOKED: Duration = Duration::from_secs(60);
 
@@ -349,7 +352,15 @@ impl ObjectFs {
     ) -> Result<Arc<Known>> {
         let (writing, parent) = (self.writing()?, self.known(parent)?);
         let _alone = self.alone_in(cx, [Some(&parent)]).await?;
+        if self.begun_before(cx).is_some()
+            && let key = new_key(&parent, name)?
+            && let Some(draft) = writing.drafts.file(&key)
+            && let Some(known) = self.tree.drafted(&key, &draft)
+        {
+            return Ok(known);
+        }
         let (key, _still) = self.new_file(cx, writing, &parent, name).await?;
+        self.begins(cx, BEGUN);
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
         let mut begun = draft::state(&key, None, self.kept(posix), 1);
@@ -389,12 +400,17 @@ impl ObjectFs {
         name: &CStr,
     ) -> Result<Arc<Known>> {
         let (writing, known) = (self.writing()?, self.known(node)?);
+        let parent = self.known(parent)?;
+        if self.begun_before(cx).is_some() && *known.key() == *new_key(&parent, name)? {
+            self.tree.remember(node)?;
+            return Ok(known);
+        }
         let draft = known.state().draft.clone();
         let draft = draft.filter(|draft| draft.is_nameless());
         let draft = draft.ok_or(Errno::PERM)?;
-        let parent = self.known(parent)?;
         let _alone = self.alone_in(cx, [Some(&parent)]).await?;
         let (key, _still) = self.new_file(cx, writing, &parent, name).await?;
+        self.begins(cx, BEGUN);
         let removal = writing.drafts.removal(&key);
         let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
         let replaces = {
@@ -456,12 +472,17 @@ impl ObjectFs {
         if !self.fetch.store.takes(&key) {
             return Err(Errno::NAMETOOLONG.into());
         }
-        self.is_free(cx, &parent, &name).await?;
-        self.end_removal(cx, name).await?;
+        let is_made = self.begun_before(cx).is_some() && writing.is_new(&key);
+        if !is_made {
+            self.is_free(cx, &parent, &name).await?;
+            self.end_removal(cx, name).await?;
+        }
+        self.begins(cx, BEGUN);
         let (posix, made, asked) = (self.kept(posix), key.clone(), Instant::now());
         let task = async move {
             let _still = writing.moving.read().await;
             match writing.back {
+                true if is_made => {}
                 true => {
                     let removal = writing.drafts.removal(&made);
                     let _order = locked(removal.as_ref().map(|removal| &removal.order)).await;
@@ -502,10 +523,14 @@ impl ObjectFs {
         let directory = self.known(parent)?;
         let _alone = self.alone_in(cx, [Some(&directory)]).await?;
         let (parent, key, there) = self.named(cx, parent, name).await?;
+        if there.is_none() && self.begun_before(cx).is_some() {
+            return Ok(self.removed_before(&key));
+        }
         let there = there.ok_or(Errno::NOENT)?;
         if there.is_directory() {
             return Err(Errno::ISDIR.into());
         }
+        self.begins(cx, BEGUN);
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
         let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;
         // It may have begun meanwhile.
@@ -548,6 +573,13 @@ impl ObjectFs {
         open.then(|| self.object(known, &mut state)).transpose()
     }
 
+    /// The answer for a name that an earlier server has removed.
+    fn removed_before(&self, key: &str) -> Unlinked {
+        let known = self.tree.at(key);
+        self.tree.removed(key);
+        unlinked(known.as_deref())
+    }
+
     pub(crate) async fn remove_directory(
         &self,
         cx: &Context,
@@ -564,12 +596,14 @@ impl ObjectFs {
     /// The same for a caller that is alone in both.
     async fn take_directory(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         let (parent, key, there) = self.named(cx, parent, name).await?;
+        let key = format!("{key}/");
         match there {
+            None if self.begun_before(cx).is_some() => return Ok(self.removed_before(&key)),
             None => return Err(Errno::NOENT.into()),
             Some(there) if !there.is_directory() => return Err(Errno::NOTDIR.into()),
             Some(_) => {}
         }
-        let key = format!("{key}/");
+        self.begins(cx, BEGUN);
         let (writing, known) = (self.writing()?.clone(), self.tree.at(&key));
         let (name, kept, ttl) = (key.clone(), parent.clone(), self.options.ttl);
         let task = async move {
@@ -623,8 +657,18 @@ impl ObjectFs {
         }
         let (parent, from, there) = self.named(cx, parent, name).await?;
         let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
+        let begun = self.begun_before(cx) == Some(MOVING);
+        if there.is_none() && other.is_some() && begun {
+            for end in ["", "/"] {
+                let [from, to] = [&from, &to].map(|key| format!("{key}{end}"));
+                if self.tree.at(&from).is_some() {
+                    self.tree.renamed(&from, &to);
+                }
+            }
+            return Ok(Unlinked::default());
+        }
         let there = there.ok_or(Errno::NOENT)?;
-        if other.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+        if other.is_some() && flags.contains(RenameFlags::NOREPLACE) && !begun {
             return Err(Errno::EXIST.into());
         }
         if from == to {
@@ -644,13 +688,17 @@ impl ObjectFs {
         }
         if directory {
             let replaced = match other {
+                // These are the copies of an earlier server's attempt, which goes on.
+                Some(_) if begun => Unlinked::default(),
                 Some(_) => self.take_directory(cx, new_parent.node, new_name).await?,
                 None => Unlinked::default(),
             };
             let (from, to) = (format!("{from}/"), format!("{to}/"));
+            self.begins(cx, MOVING);
             self.move_directory(cx, &parent, from, to).await?;
             return Ok(replaced);
         }
+        self.begins(cx, MOVING);
         let writing = self.writing()?.clone();
         let (known, replaced) = (self.tree.at(&from), self.tree.at(&to));
         let _no_draft = locked(known.as_ref().map(|known| &known.making)).await;

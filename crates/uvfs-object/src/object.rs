@@ -160,6 +160,11 @@ impl Object {
         complete
     }
 
+    /// The kernel reads the data file by itself since before this server.
+    pub(crate) fn backed_before(&self) {
+        self.state().backed += 1;
+    }
+
     /// The kernel reads the data file no more for a node.
     pub(crate) fn not_backed(&self) {
         self.state().backed -= 1;

@@ -20,7 +20,7 @@ use crate::listing::{Listings, Now};
 use crate::object::Fetch;
 use crate::posix::Posix;
 use crate::store::{NAME_MAX, is_directory};
-use crate::tree::{self, Tree};
+use crate::tree::{self, Known, Tree};
 use crate::unseen::Host;
 use crate::upload::{self, PART, PARTS, Removal, Stored, Tell, Upload, Words};
 use crate::write::locked;
@@ -534,8 +534,15 @@ impl Writing {
 
     /// Gives a draft up: it becomes no object, and parts that were sent are removed.
     pub(crate) fn discard(&self, key: &str, draft: &Arc<Draft>) {
-        draft.state().removed = true;
+        let node = {
+            let mut state = draft.state();
+            state.removed = true;
+            state.node.upgrade()
+        };
         self.drafts.take(key, draft);
+        if let Some(node) = node {
+            self.tree.save_again(&node);
+        }
         draft.discard();
         if draft.state().parts.is_begun() {
             let (store, draft) = (self.fetch.store.clone(), draft.clone());
@@ -668,6 +675,11 @@ impl Writing {
             if let Err(error) = taken {
                 tracing::debug!(%error, key = state.key, "the cache does not take it over");
             }
+            drop((known, state));
+            // Until then the next server has the version from the draft's record.
+            if let Some(node) = node {
+                self.tree.save_again(&node);
+            }
             draft.discard();
             draft.close();
             return true;
@@ -705,6 +717,23 @@ impl Writing {
                 false => self.let_go(&draft),
             }
         }
+    }
+
+    /// Goes on with what an earlier server of the same mount left, after all nodes are restored.
+    pub(crate) fn go_on_with_drafts(self: &Arc<Self>) -> Result<()> {
+        self.drafts.restored()?;
+        for (_, draft) in self.drafts.below("") {
+            draft.find_unseen()?;
+            let node = draft.state().node.upgrade();
+            let is_used = |node: &Arc<Known>| {
+                let known = node.state();
+                known.is_open() || known.writers > 0
+            };
+            if !node.is_some_and(|node| is_used(&node)) {
+                self.let_go(&draft);
+            }
+        }
+        Ok(())
     }
 
     /// The draft of this identity, under its name again if a program was writing it when an earlier mount ended, and if the store

@@ -1,17 +1,21 @@
 //! Nodes: which object or directory each number stands for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
-use uvfs_server::fs::{Errno, Node, ROOT, Result};
+use uvfs_server::fs::{Errno, Node, ROOT, Result, SessionHandle};
 
 use crate::draft::Draft;
 use crate::listing::Pages;
 use crate::object::Object;
 use crate::posix::Posix;
 use crate::store::{self, Facts, Version};
+use crate::survive;
+
+/// No server gives so many numbers.
+pub(crate) const RESERVED: u64 = 1 << 32;
 
 /// A file or directory that the kernel knows.
 pub(crate) struct Known {
@@ -108,7 +112,11 @@ impl Known {
 }
 
 /// All nodes. A node stays until the kernel has taken back each of its lookups.
-pub(crate) struct Tree(Mutex<Nodes>);
+pub(crate) struct Tree {
+    nodes: Mutex<Nodes>,
+    /// Where nodes are saved for the next server.
+    pub(crate) session: OnceLock<Arc<dyn SessionHandle>>,
+}
 
 struct Nodes {
     by_number: HashMap<u64, (Arc<Known>, u64)>,
@@ -119,27 +127,71 @@ struct Nodes {
 impl Tree {
     pub(crate) fn new() -> Self {
         let root = Arc::new(known(ROOT, String::new(), Facts::default(), None));
-        Self(Mutex::new(Nodes {
+        let nodes = Nodes {
             by_number: HashMap::from([(ROOT.0, (root.clone(), 1))]),
             by_key: HashMap::from([(String::new(), root)]),
             next: ROOT.0 + 1,
-        }))
+        };
+        Self {
+            nodes: Mutex::new(nodes),
+            session: OnceLock::new(),
+        }
+    }
+
+    /// Saves again what the next server finds a node by, if there may be one. Not to be called with a lock of the node's.
+    pub(crate) fn save_again(&self, known: &Known) {
+        if let Some(session) = self.session.get() {
+            session.save_again(known.node, &mut |to| survive::save(known, to));
+        }
+    }
+
+    /// Makes a node known that an earlier server of the mount had.
+    pub(crate) fn restore(
+        &self,
+        node: Node,
+        lookups: u64,
+        key: String,
+        state: State,
+    ) -> Result<()> {
+        let mut nodes = uvfs_sys::lock(&self.nodes);
+        if nodes.by_number.contains_key(&node.0) {
+            return Err(Errno::EXIST.into());
+        }
+        nodes.next = nodes.next.max(node.0 + 1);
+        let (draft, removed) = (state.draft.clone(), state.removed);
+        let mut known = known(node, key.clone(), Facts::default(), None);
+        known.state = Mutex::new(state);
+        let known = Arc::new(known);
+        if let Some(draft) = draft {
+            draft.state().node = Arc::downgrade(&known);
+        }
+        // The newest of a key comes first.
+        if !removed {
+            nodes.by_key.entry(key).or_insert_with(|| known.clone());
+        }
+        nodes.by_number.insert(node.0, (known, lookups));
+        Ok(())
+    }
+
+    /// All nodes are restored. The next ones get numbers that the earlier server has not given.
+    pub(crate) fn restored(&self) {
+        uvfs_sys::lock(&self.nodes).next += RESERVED;
     }
 
     pub(crate) fn get(&self, node: Node) -> Option<Arc<Known>> {
-        let nodes = uvfs_sys::lock(&self.0);
+        let nodes = uvfs_sys::lock(&self.nodes);
         Some(nodes.by_number.get(&node.0)?.0.clone())
     }
 
     /// How many lookups of a node are counted.
     pub(crate) fn lookups(&self, node: Node) -> Option<u64> {
-        let nodes = uvfs_sys::lock(&self.0);
+        let nodes = uvfs_sys::lock(&self.nodes);
         Some(nodes.by_number.get(&node.0)?.1)
     }
 
     /// Counts a further lookup of a node.
     pub(crate) fn remember(&self, node: Node) -> Result<()> {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         let (_, lookups) = nodes.by_number.get_mut(&node.0).ok_or(Errno::STALE)?;
         *lookups += 1;
         Ok(())
@@ -148,7 +200,7 @@ impl Tree {
     /// Counts a lookup of a key, which the store said this of when it was `asked`. Another version or type of a file is
     /// another node.
     pub(crate) fn looked_up(&self, key: String, facts: Facts, asked: Instant) -> Arc<Known> {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         if let Some(known) = nodes.by_key.get(&key).cloned()
             && is_now(&known, &facts, asked)
         {
@@ -170,7 +222,7 @@ impl Tree {
     /// Counts a lookup of a key that has a draft, which leads to the node that programs write it by. `None` if the draft has
     /// ended meanwhile.
     pub(crate) fn drafted(&self, key: &str, draft: &Arc<Draft>) -> Option<Arc<Known>> {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         // The kernel may have pages of another node of this key.
         let had = draft.state().node.upgrade();
         let number = had.as_ref().map_or(nodes.next, |had| had.node.0);
@@ -198,12 +250,12 @@ impl Tree {
 
     /// The node that a key has now.
     pub(crate) fn at(&self, key: &str) -> Option<Arc<Known>> {
-        uvfs_sys::lock(&self.0).by_key.get(key).cloned()
+        uvfs_sys::lock(&self.nodes).by_key.get(key).cloned()
     }
 
     /// Notes that no name leads to the node of a key any more.
     pub(crate) fn removed(&self, key: &str) {
-        if let Some(known) = uvfs_sys::lock(&self.0).by_key.remove(key) {
+        if let Some(known) = uvfs_sys::lock(&self.nodes).by_key.remove(key) {
             known.state().removed = true;
         }
     }
@@ -211,14 +263,14 @@ impl Tree {
     /// Notes that the node of a key has an older version than the store. Programs that have it open go on with that, opens ask
     /// the store, and the next lookup makes a new node.
     pub(crate) fn outdated(&self, key: &str) {
-        if let Some(known) = uvfs_sys::lock(&self.0).by_key.remove(key) {
+        if let Some(known) = uvfs_sys::lock(&self.nodes).by_key.remove(key) {
             known.state().asked = None;
         }
     }
 
     /// Gives the node of a key, or all nodes below a directory, another key. The node that had it loses its name.
     pub(crate) fn renamed(&self, from: &str, to: &str) {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         if let Some(replaced) = nodes.by_key.remove(to) {
             replaced.state().removed = true;
         }
@@ -226,9 +278,11 @@ impl Tree {
             true => key.starts_with(from),
             false => *key == from,
         };
-        let moved: Vec<_> = nodes.by_key.keys().filter(below).cloned().collect();
-        for key in moved {
+        let keys: Vec<_> = nodes.by_key.keys().filter(below).cloned().collect();
+        let mut moved = Vec::new();
+        for key in keys {
             let known = nodes.by_key.remove(&key).expect("it was listed");
+            moved.push(known.clone());
             let now = format!("{to}{}", &key[from.len()..]);
             *uvfs_sys::lock(&known.name) = Name {
                 key: now.as_str().into(),
@@ -236,11 +290,15 @@ impl Tree {
             };
             nodes.by_key.insert(now, known);
         }
+        drop(nodes);
+        for known in moved {
+            self.save_again(&known);
+        }
     }
 
     /// Gives a node another key.
     pub(crate) fn moved(&self, known: &Arc<Known>, to: &str) {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         let name = Name {
             key: to.into(),
             ino: ino(to),
@@ -250,11 +308,13 @@ impl Tree {
             nodes.by_key.remove(&*had.key);
         }
         nodes.by_key.insert(to.to_owned(), known.clone());
+        drop(nodes);
+        self.save_again(known);
     }
 
     /// The kernel takes back lookups.
     pub(crate) fn forget(&self, node: Node, count: u64) {
-        let mut nodes = uvfs_sys::lock(&self.0);
+        let mut nodes = uvfs_sys::lock(&self.nodes);
         let Some((known, lookups)) = nodes.by_number.get_mut(&node.0) else {
             return;
         };

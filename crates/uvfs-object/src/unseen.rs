@@ -150,6 +150,18 @@ impl Draft {
         noted.inspect_err(|_| state.unseen = before)
     }
 
+    /// Finds out whether the kernel writes the data file by itself since an earlier server of the mount.
+    pub(crate) fn find_unseen(&self) -> Result<()> {
+        let is_file = self.state().is_file();
+        // A file system without leases can't be asked, and has none.
+        if self.back() && is_file && is_unwritten(&self.path()).is_ok_and(|is| !is) {
+            let mut state = self.state();
+            state.unseen = Some(Unseen::of_before(state.is_wanted()));
+            self.note(&state)?;
+        }
+        Ok(())
+    }
+
     /// Counts a change if the kernel has written the file by itself since the last look. With `any`, as of fsync(2), also if it may
     /// have.
     pub(crate) fn look(&self, any: bool) -> Result<()> {

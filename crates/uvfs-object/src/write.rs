@@ -182,6 +182,7 @@ impl ObjectFs {
         }
         state.draft = Some(draft.clone());
         drop(state);
+        self.tree.save_again(known);
         if is_taken {
             writing.overtaken(&draft)?;
         }
@@ -260,7 +261,13 @@ impl ObjectFs {
         let appends = how.flags.contains(OFlags::APPEND) && !how.from_cache;
         let _one = locked(appends.then_some(&known.making)).await;
         let offset = match appends {
-            true => draft.metadata()?.len(),
+            true => {
+                // What an earlier server has appended is written again, at the same place.
+                let end = (self.begun_before(cx))
+                    .map_or_else(|| Ok(draft.metadata()?.len()), Ok::<_, Error>)?;
+                self.begins(cx, end);
+                end
+            }
             false => how.offset,
         };
         if how.kill_suidgid {

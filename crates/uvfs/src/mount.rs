@@ -95,8 +95,8 @@ pub struct Args {
 struct Place {
     path: PathBuf,
     made: bool,
-    /// The directory that is served.
-    root: OnceCell<RawFd>,
+    /// The source, and the directory that is served, or the lock of a store's cache: for the next program that serves the mount.
+    kept: OnceCell<(PathBuf, RawFd)>,
 }
 
 impl Place {
@@ -104,7 +104,7 @@ impl Place {
         Self {
             path,
             made,
-            root: OnceCell::new(),
+            kept: OnceCell::new(),
         }
     }
 }
@@ -141,9 +141,13 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     });
     if let Some((source, path, root)) = replaced {
         let root = root.context(|| source.display().to_string())?;
-        options.transport = survives_over(&options, false)?;
+        options.transport = survives_over(&options)?;
         let place = Place::new(path, false);
-        return serve(&source, Source::Directory(root), &place, options);
+        let opened = match image::remote::uri(&source) {
+            Some(uri) => Source::Uri(uri.into(), Some(root)),
+            None => Source::Directory(root),
+        };
+        return serve(&source, opened, &place, options);
     }
     // The server may have another working directory.
     if let Some(path) = &mut options.logdev {
@@ -151,7 +155,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     }
     let uri = image::remote::uri(source);
     if options.survive {
-        options.transport = survives_over(&options, uri.is_some())?;
+        options.transport = survives_over(&options)?;
     }
     if uri.is_none() {
         options.remote.none()?;
@@ -161,7 +165,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         None => directory_or_image(source, options.logdev.as_deref())?,
     };
     if options.survive && image.is_some() {
-        return Err(only_directories());
+        return Err(no_images());
     }
     let place = place(mountpoint)?;
     if !options.nonempty {
@@ -169,7 +173,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     }
     // Errors before the mount are reported while there still is a terminal.
     let opened = match (uri, image) {
-        (Some(uri), _) => Ok(Source::Uri(uri.into())),
+        (Some(uri), _) => Ok(Source::Uri(uri.into(), None)),
         (None, Some(device)) => Ok(Source::Image(device)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
@@ -180,14 +184,13 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     served
 }
 
-fn only_directories() -> Error {
-    Error::usage("-o survive: only for directories")
+fn no_images() -> Error {
+    Error::usage("-o survive: only for directories and object stores")
 }
 
 /// The transport of a mount that outlives its server, if the other options allow that.
-fn survives_over(options: &Options, remote: bool) -> Result<Transport> {
+fn survives_over(options: &Options) -> Result<Transport> {
     let why = match options {
-        _ if remote => return Err(only_directories()),
         _ if options.auto_unmount => "auto_unmount: the mount is to stay when its server is killed",
         _ if options.passthrough.host_locks => {
             "host_locks: the next server would not have the locks"
@@ -300,8 +303,8 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
 enum Source {
     Directory(OwnedFd),
     Image(Arc<Device>),
-    /// An object store, or an image in one.
-    Uri(String),
+    /// An object store, or an image in one; and what the program from before has its cache locked by.
+    Uri(String, Option<OwnedFd>),
 }
 
 fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Result<ExitCode> {
@@ -325,9 +328,17 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
                 false => Passthrough::new(root, options.passthrough.clone()),
             };
             fs.context(|| source.display().to_string()).and_then(|fs| {
-                let _ = place.root.set(fs.root().as_raw_fd());
+                let _ = place.kept.set((source.to_owned(), fs.root().as_raw_fd()));
                 let prepare = |session: &_| follow_remounts(session, &place.path);
-                mounted(fs, prepare, || {}, source, place, &options, &mut report)
+                mounted(
+                    |_| Ok(fs),
+                    prepare,
+                    || {},
+                    source,
+                    place,
+                    &options,
+                    &mut report,
+                )
             })
         }
         Source::Image(device) => {
@@ -336,7 +347,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
                 .and_then(|log| image::open_volume(&device, log, options.engine, memory))
                 .and_then(|opened| serve_image(opened, None, source, place, options, &mut report))
         }
-        Source::Uri(uri) => mount_uri(&uri, place, options, &mut report),
+        Source::Uri(uri, cache) => mount_uri(&uri, cache, place, options, &mut report),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
@@ -392,15 +403,25 @@ fn serve_image(
     // The kernel refuses changes, and this the changes of clients.
     let fs = ReadOnly::new(Counted { image, engine });
     let confine = confine::image_server;
-    mounted(fs, |_| {}, confine, source, place, &options, report)
+    mounted(|_| Ok(fs), |_| {}, confine, source, place, &options, report)
 }
 
 /// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
-fn mount_uri(uri: &str, place: &Place, options: Options, report: &mut Report) -> Result<ExitCode> {
+fn mount_uri(
+    uri: &str,
+    cache: Option<OwnedFd>,
+    place: &Place,
+    options: Options,
+    report: &mut Report,
+) -> Result<ExitCode> {
     #[cfg(feature = "object")]
     confine::store_server();
+    if cache.is_some() {
+        return mount_store(uri, cache, place, options, report);
+    }
     let (timeout, requests) = (options.remote.timeout, options.remote.requests);
     match remote::engine(uri, timeout, requests, false)? {
+        Some(_) if options.survive => Err(no_images()),
         Some(engine) => {
             let name = remote::shown(Path::new(uri));
             let memory = options.memory.unwrap_or(image::MEMORY);
@@ -409,7 +430,7 @@ fn mount_uri(uri: &str, place: &Place, options: Options, report: &mut Report) ->
             serve_image(opened, Some(engine), name, place, options, report)
         }
         None if options.image => Err(remote::missing(uri)),
-        None => mount_store(uri, place, options, report),
+        None => mount_store(uri, None, place, options, report),
     }
 }
 
@@ -417,11 +438,12 @@ fn mount_uri(uri: &str, place: &Place, options: Options, report: &mut Report) ->
 #[cfg(feature = "object")]
 fn mount_store(
     uri: &str,
+    cache: Option<OwnedFd>,
     place: &Place,
     mut options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
-    use uvfs_object::Writes;
+    use uvfs_object::{ObjectFs, Prepared, Writes};
 
     use crate::options::Write;
 
@@ -451,19 +473,35 @@ fn mount_store(
     how.backing_files = options.passthrough.passthrough != Backed::Off;
     let name = remote::shown(Path::new(uri));
     let writes = how.writes != Writes::No;
-    let fs = uvfs_object::ObjectFs::open(uri, how).context(|| name.display().to_string())?;
+    let prepared = match cache {
+        Some(cache) => Prepared::again(uri, &how, cache),
+        None => Prepared::new(uri, &how),
+    };
+    let prepared = prepared.context(|| name.display().to_string())?;
+    let _ = place.kept.set((uri.into(), prepared.cache().as_raw_fd()));
+    // Its threads begin in the process that serves.
+    let open = |goes_on| {
+        let fs = ObjectFs::serve(uri, how, prepared, goes_on);
+        fs.context(|| name.display().to_string())
+    };
     // The store has no users: the kernel checks the modes that the mount shows.
     options.default_permissions = true;
     if writes {
-        return mounted(fs, |_| {}, || {}, name, place, &options, report);
+        return mounted(open, |_| {}, || {}, name, place, &options, report);
     }
     options.flags |= MountFlags::RDONLY;
-    let fs = ReadOnly::new(fs);
-    mounted(fs, |_| {}, || {}, name, place, &options, report)
+    let open = |goes_on| open(goes_on).map(ReadOnly::new);
+    mounted(open, |_| {}, || {}, name, place, &options, report)
 }
 
 #[cfg(not(feature = "object"))]
-fn mount_store(_: &str, _: &Place, _: Options, _: &mut Report) -> Result<ExitCode> {
+fn mount_store(
+    _: &str,
+    _: Option<OwnedFd>,
+    _: &Place,
+    _: Options,
+    _: &mut Report,
+) -> Result<ExitCode> {
     unreachable!("no URI could be opened")
 }
 
@@ -561,9 +599,10 @@ fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
     }
 }
 
-/// Mounts a file system, and serves it until the mount has ended.
+/// Mounts a file system, and serves it until the mount has ended. `open` makes it, in the process that serves: for the first time,
+/// or after another process has served the mount.
 fn mounted<F: FileSystem>(
-    fs: F,
+    open: impl FnOnce(bool) -> Result<F>,
     prepare: impl FnOnce(&Arc<Session<F>>),
     confine: impl FnOnce() + Send,
     source: &Path,
@@ -597,22 +636,25 @@ fn mounted<F: FileSystem>(
     let made = made.context(|| path.display().to_string())?;
     // The program that this one replaces may go on with the mount.
     let mut unmount = Unmount(upgrade::replaced().is_none().then(|| made.clone()));
-    let worker = match place.root.get() {
-        Some(&root) if options.survive => {
+    let worker = match place.kept.get() {
+        Some((source, root)) if options.survive => {
             let kept = upgrade::replaced().take().map(|replaced| replaced.kept);
             let mut keeper = upgrade::Own {
                 foreground: options.foreground,
                 at: path,
                 source,
-                root,
+                root: *root,
             };
             let worker = survive::keep(&made, kept, &mut keeper);
             Some(worker.context(|| path.display().to_string())?)
         }
         _ => None,
     };
+    let goes_on = worker
+        .as_ref()
+        .is_some_and(|worker| worker.before().is_some());
     let session = Arc::new(Session::new(
-        fs,
+        open(goes_on)?,
         made.device().context(|| path.display().to_string())?,
         SessionOptions {
             source: name,
