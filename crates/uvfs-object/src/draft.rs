@@ -702,6 +702,8 @@ impl Drafts {
         }
         draft.count()?;
         uvfs_sys::lock(&self.used).insert(number);
+        // The journal does not have its number.
+        self.next.fetch_max(number + 1, Ordering::Relaxed);
         Ok(Some(Arc::new(draft)))
     }
 

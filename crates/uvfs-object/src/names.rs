@@ -659,13 +659,7 @@ impl ObjectFs {
         let (new_parent, to, other) = self.named(cx, new_parent, new_name).await?;
         let begun = self.begun_before(cx) == Some(MOVING);
         if there.is_none() && other.is_some() && begun {
-            for end in ["", "/"] {
-                let [from, to] = [&from, &to].map(|key| format!("{key}{end}"));
-                if self.tree.at(&from).is_some() {
-                    self.tree.renamed(&from, &to);
-                }
-            }
-            return Ok(Unlinked::default());
+            return self.renamed_before(cx, &from, &to).await;
         }
         let there = there.ok_or(Errno::NOENT)?;
         if other.is_some() && flags.contains(RenameFlags::NOREPLACE) && !begun {
@@ -722,6 +716,36 @@ impl ObjectFs {
         };
         self.at_once(cx, task).await?;
         Ok(unlinked(replaced.as_deref()))
+    }
+
+    /// The answer for a name, or a directory, that an earlier server has given another name.
+    async fn renamed_before(&self, cx: &Context, from: &str, to: &str) -> Result<Unlinked> {
+        let writing = self.writing()?.clone();
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let task = async move {
+            let _alone = writing.moving.write().await;
+            let now_at = |from: &str, to: &str, version| {
+                let known = writing.tree.at(to);
+                let had = known.and_then(|known| known.state().version.clone());
+                if let (Some(had), Some(version)) = (had, version) {
+                    writing.now_at((from, &had), (to, version));
+                }
+            };
+            if writing.tree.at(&from).is_some() {
+                writing.tree.renamed(&from, &to);
+                let facts = writing.fetch.store.stat(&to).await?;
+                now_at(&from, &to, facts.and_then(|facts| facts.version));
+            }
+            let (from, to) = (format!("{from}/"), format!("{to}/"));
+            if writing.tree.at(&from).is_some() {
+                writing.tree.renamed(&from, &to);
+                for (key, version) in writing.fetch.store.below(&to).await? {
+                    now_at(&format!("{from}{}", &key[to.len()..]), &key, version);
+                }
+            }
+            Ok(Unlinked::default())
+        };
+        self.ask(cx, task).await
     }
 
     /// Renames a directory: all is copied, and then the originals are removed.
@@ -984,6 +1008,8 @@ impl Writing {
         state.written = Some([mtime, timespec(SystemTime::now())]);
         state.version = Some(version);
         state.asked = Some(Instant::now());
+        drop(state);
+        self.tree.save_again(&known);
     }
 }
 

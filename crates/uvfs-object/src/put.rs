@@ -166,7 +166,7 @@ impl Writing {
             let (key, replaces) = (&before.key, before.replaces.as_ref());
             // A program that does not wait for its put may change the file before the answer comes.
             let tell = |print| draft.about_to_put(print);
-            let tell: Option<Tell<'_>> = match self.back {
+            let tell: Option<Tell<'_>> = match self.notes_prints() {
                 true => Some(&tell),
                 false => None,
             };
@@ -209,6 +209,12 @@ impl Writing {
         let why =
             format!("object {key:?} is larger than the cache, and its upload failed: it is lost");
         Error::new(Errno::IO, why)
+    }
+
+    /// Whether the hash of what a put sends is noted first: the program, or the next server, may have changed the file before it is
+    /// known whether the store has that.
+    fn notes_prints(&self) -> bool {
+        self.back || self.tree.session.get().is_some()
     }
 
     /// Finds out why the store refused a put. True if it has the draft.
@@ -452,7 +458,7 @@ impl Writing {
                 let state = draft.state();
                 (state.key.clone(), state.replaces.clone())
             };
-            let begun = store.begin_early(&key, replaces.as_ref(), memory, self.back);
+            let begun = store.begin_early(&key, replaces.as_ref(), memory, self.notes_prints());
             *upload = Some(begun.await?);
         }
         while let Some(upload) = upload
@@ -729,8 +735,10 @@ impl Writing {
                 let known = node.state();
                 known.is_open() || known.writers > 0
             };
-            if !node.is_some_and(|node| is_used(&node)) {
-                self.let_go(&draft);
+            match node.is_some_and(|node| is_used(&node)) {
+                // It may lose its name.
+                true => drop(draft.contents()?),
+                false => self.let_go(&draft),
             }
         }
         Ok(())

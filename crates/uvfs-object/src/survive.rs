@@ -195,7 +195,7 @@ impl Survive for ObjectFs {
             if of_draft.removed {
                 state.removed = true;
             } else {
-                saved.key = of_draft.key;
+                (saved.key, state.removed) = (of_draft.key, false);
             }
             match of_draft.removed || draft.is_there() {
                 true => state.draft = Some(draft),
