@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -92,7 +92,8 @@ impl Lock {
                 .mode(0o700)
                 .create(&root)?;
             let mut how = OpenOptions::new();
-            how.create(true).truncate(false).write(true).mode(0o600);
+            how.create(true).truncate(false).read(true).write(true);
+            how.mode(0o600);
             let file = how.open(root.join("lock"))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Self::of(root, file),
@@ -109,6 +110,17 @@ impl Lock {
         let path = std::fs::read_link(format!("/proc/self/fd/{}", lock.as_raw_fd()))?;
         let root = path.parent().ok_or(io::ErrorKind::InvalidFilename)?;
         Self::of(root.to_owned(), File::from(lock))
+    }
+
+    /// Notes something for [`Lock::noted`] of a later program.
+    pub(crate) fn note(&self, byte: u8) -> io::Result<()> {
+        self.file.write_all_at(&[byte], 0)
+    }
+
+    pub(crate) fn noted(&self) -> io::Result<u8> {
+        let mut byte = [0];
+        self.file.read_exact_at(&mut byte, 0)?;
+        Ok(byte[0])
     }
 
     fn of(root: PathBuf, file: File) -> io::Result<Self> {

@@ -103,21 +103,18 @@ impl Prepared {
         let puts = ask_first(&store, options)?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = cache::Lock::take(&dir, store.name())?;
+        cache.note(puts.bits())?;
         Ok(Self { puts, cache })
     }
 
-    /// The same for a mount that an earlier program of this process has served. `cache` is what [`Prepared::cache`] was there. A
-    /// store that does not answer now counts as one that keeps no conditions.
+    /// The same for a mount that an earlier program of this process has served, which had asked the store. `cache` is what
+    /// [`Prepared::cache`] was there.
     ///
     /// # Errors
-    /// A URI that names no store, and a descriptor of something else.
-    pub fn again(uri: &str, options: &Options, cache: OwnedFd) -> io::Result<Self> {
-        let store = Store::open(uri, options)?;
-        let puts = ask_first(&store, options).unwrap_or_else(|error| {
-            tracing::warn!("{error}: versions are compared before each put");
-            Conditions::default()
-        });
+    /// A descriptor of something else.
+    pub fn again(cache: OwnedFd) -> io::Result<Self> {
         let cache = cache::Lock::again(cache)?;
+        let puts = Conditions::from_bits(cache.noted()?);
         Ok(Self { puts, cache })
     }
 

@@ -38,6 +38,24 @@ pub(crate) struct Conditions {
     remove_if_match: bool,
 }
 
+impl Conditions {
+    /// Bits for [`Conditions::from_bits`].
+    pub(crate) fn bits(self) -> u8 {
+        let all = [self.if_match, self.if_none_match, self.remove_if_match];
+        all.into_iter()
+            .rfold(0, |bits, is| bits << 1 | u8::from(is))
+    }
+
+    pub(crate) fn from_bits(bits: u8) -> Self {
+        let is = |bit: u8| bits >> bit & 1 == 1;
+        Self {
+            if_match: is(0),
+            if_none_match: is(1),
+            remove_if_match: is(2),
+        }
+    }
+}
+
 /// The outcome of the removal of a version.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {

@@ -474,7 +474,7 @@ fn mount_store(
     let name = remote::shown(Path::new(uri));
     let writes = how.writes != Writes::No;
     let prepared = match cache {
-        Some(cache) => Prepared::again(uri, &how, cache),
+        Some(cache) => Prepared::again(cache),
         None => Prepared::new(uri, &how),
     };
     let prepared = prepared.context(|| name.display().to_string())?;

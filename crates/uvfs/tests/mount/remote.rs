@@ -2,6 +2,7 @@
 
 pub(crate) mod clients;
 mod killed;
+mod survive;
 mod unseen;
 mod writes;
 pub(crate) mod written;

@@ -35,24 +35,25 @@ fn report(at: &Path) -> Report {
     serde_json::from_str(&outcome).unwrap()
 }
 
-fn counts(mount: &Mount) -> SurviveReport {
+pub(crate) fn counts(mount: &Mount) -> SurviveReport {
     report(&mount.at)
         .survive
         .expect("the mount outlives its server")
 }
 
 /// Starts the programs, for so long.
-fn load(mount: &Mount, time: Duration) -> Running {
+fn load(mount: &Mount, time: Duration, words: &[&str]) -> Running {
     Running::start(
         Command::new("python3")
             .args(["-c", include_str!("programs/outlives.py")])
             .arg(&mount.at)
-            .arg(time.as_secs_f64().to_string()),
+            .arg(time.as_secs_f64().to_string())
+            .args(words),
     )
 }
 
 /// Kills the worker, and waits for the next one.
-fn replaced(mount: &Mount, signal: Signal) {
+pub(crate) fn replaced(mount: &Mount, signal: Signal) {
     let old = worker(mount).expect("a worker");
     kill_process(old, signal).unwrap();
     wait_for("the next server", || {
@@ -60,35 +61,44 @@ fn replaced(mount: &Mount, signal: Signal) {
     });
 }
 
-/// Runs the programs while the server is killed again and again.
-fn killed_under_load(options: &str, signal: Signal) {
-    if !has(&[
+/// Whether the load can run.
+pub(crate) fn has_load() -> bool {
+    has(&[
         Need::Mount(Transport::Dev),
         Need::Uvfs,
         Need::Program("python3"),
-    ]) {
-        return;
-    }
+    ])
+}
+
+/// Runs the programs while the server is killed again and again.
+pub(crate) fn kill_under_load(mount: &Mount, words: &[&str], signal: Signal) {
     let kills = if full() { FULL_KILLS } else { KILLS };
-    let served = Served::new(&survives().option(options));
     let time = PAUSE * (kills as u32 + 4);
-    let mut load = load(&served.mount, time);
+    let mut load = load(mount, time, words);
     let mut done = 0;
     while load.ended().is_none() && done < kills {
         std::thread::sleep(PAUSE);
-        if let Some(worker) = worker(&served.mount)
+        if let Some(worker) = worker(mount)
             && kill_process(worker, signal).is_ok()
         {
             done += 1;
         }
     }
     let outcome = load.wait(time + SOON).expect("the programs end").ok();
-    eprintln!("{options:?}, {done} kills: {outcome}");
-    let counts = counts(&served.mount);
+    eprintln!("{done} kills: {outcome}");
+    let counts = counts(mount);
     assert!(
         counts.generation > kills / 2,
         "{counts:?} after {done} kills"
     );
+}
+
+fn killed_under_load(options: &str, signal: Signal) {
+    if !has_load() {
+        return;
+    }
+    let served = Served::new(&survives().option(options));
+    kill_under_load(&served.mount, &[], signal);
     // The source is what the mount shows.
     let list = |at: &Path| run(Command::new("ls").arg("-AlR").current_dir(at)).ok();
     assert_eq!(list(&served.mount.at), list(&served.source));
@@ -236,25 +246,21 @@ fn it_ends_as_any_mount() {
     mount.unmount();
 }
 
-fn upgrade(mount: &Mount) -> Outcome {
+pub(crate) fn upgrade(mount: &Mount) -> Outcome {
     run(uvfs().arg("upgrade").arg(&mount.at))
 }
 
 /// No call fails when the program of the server is replaced.
 #[test]
 fn a_replaced_program_goes_on() {
-    if !has(&[
-        Need::Mount(Transport::Dev),
-        Need::Uvfs,
-        Need::Program("python3"),
-    ]) {
+    if !has_load() {
         return;
     }
     let upgrades = if full() { FULL_KILLS } else { KILLS };
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
     let served = Served::new(&survives().option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
-    let mut load = load(&served.mount, time);
+    let mut load = load(&served.mount, time, &[]);
     let keeper = counts(&served.mount).keeper;
     let mut done = 0;
     while load.ended().is_none() && done < upgrades {

@@ -18,7 +18,6 @@ import traceback
 
 libc = ctypes.CDLL(None, use_errno=True)
 top = sys.argv[1]
-end = time.monotonic() + float(sys.argv[2])
 store = sys.argv[3:] == ["store"]
 bad, rounds, longest = [], {}, [0.0]
 
@@ -224,6 +223,7 @@ steps = {
 }
 for name in ("exchanges", "attributes") if store else ():
     del steps[name]
+end = time.monotonic() + float(sys.argv[2])
 threads = [threading.Thread(target=run, args=one) for one in steps.items()]
 for thread in threads:
     thread.start()
