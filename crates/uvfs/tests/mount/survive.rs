@@ -41,6 +41,17 @@ pub(crate) fn counts(mount: &Mount) -> SurviveReport {
         .expect("the mount outlives its server")
 }
 
+/// Waits until the keeper knows that its worker serves: before that, it ends with it.
+pub(crate) fn is_kept(mount: &Mount) {
+    wait_for("the keeper", || counts(mount).programs > 0);
+}
+
+fn outlives(serve: &Serve) -> Served {
+    let served = Served::new(serve);
+    is_kept(&served.mount);
+    served
+}
+
 /// Starts the programs, for so long.
 fn load(mount: &Mount, time: Duration, words: &[&str]) -> Running {
     Running::start(
@@ -97,7 +108,7 @@ fn killed_under_load(options: &str, signal: Signal) {
     if !has_load() {
         return;
     }
-    let served = Served::new(&survives().option(options));
+    let served = outlives(&survives().option(options));
     kill_under_load(&served.mount, &[], signal);
     // The source is what the mount shows.
     let list = |at: &Path| run(Command::new("ls").arg("-AlR").current_dir(at)).ok();
@@ -128,7 +139,7 @@ fn what_was_open_stays_open() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&survives());
+    let served = outlives(&survives());
     let mut held = Running::start(&mut shell(
         "cd \"$1\" && mkdir gone && echo held > held && exec 3<>held 4<>removed 8<held && rm removed && cd gone && \
          rmdir ../gone && flock 3 && echo kept >&4 && echo ready > ../ready && while ! [ -e ../go ]; do sleep 0.01; \
@@ -158,7 +169,7 @@ fn changes_of_the_host_show_afterwards() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&survives());
+    let served = outlives(&survives());
     fs::write(served.source.join("file"), "old").unwrap();
     let cat = || {
         served
@@ -182,7 +193,7 @@ fn without_its_keeper_a_mount_is_any_other() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let mut served = Served::new(&survives());
+    let mut served = outlives(&survives());
     let last = worker(&served.mount).expect("a worker");
     served.mount.expect_gone();
     served.mount.server.signal(Signal::KILL);
@@ -208,7 +219,7 @@ fn a_server_that_only_crashes_ends_the_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let mut served = Served::new(&survives());
+    let mut served = outlives(&survives());
     served.mount.expect_gone();
     let mut last = None;
     let began = Instant::now();
@@ -233,7 +244,7 @@ fn it_ends_as_any_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let mut served = Served::new(&survives());
+    let mut served = outlives(&survives());
     replaced(&served.mount, Signal::KILL);
     assert_eq!(counts(&served.mount).generation, 2);
     served.mount.expect_gone();
@@ -242,6 +253,7 @@ fn it_ends_as_any_mount() {
     assert!(mounted(&served.mount.at).is_none());
     let scratch = Scratch::new();
     let mount = Mount::new(&survives(), &served.source, &scratch.dir("again"));
+    is_kept(&mount);
     replaced(&mount, Signal::KILL);
     mount.unmount();
 }
@@ -258,7 +270,7 @@ fn a_replaced_program_goes_on() {
     }
     let upgrades = if full() { FULL_KILLS } else { KILLS };
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
-    let served = Served::new(&survives().option("xdev"));
+    let served = outlives(&survives().option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
     let mut load = load(&served.mount, time, &[]);
     let keeper = counts(&served.mount).keeper;
@@ -291,7 +303,7 @@ fn a_program_that_can_not_serve_replaces_none() {
     fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
     let mut serve = survives();
     serve.program.clone_from(&program);
-    let served = Served::new(&serve);
+    let served = outlives(&serve);
     fs::write(served.source.join("file"), "kept").unwrap();
     // It takes over the state of another version, does not run, or does not know the mount's options.
     for (text, why) in [
@@ -337,6 +349,8 @@ fn a_mount_in_the_background_outlives_its_server() {
         .arg(&source)
         .arg(&at))
     .ok();
+    let programs = || report(&at).survive.unwrap().programs;
+    wait_for("the keeper", || programs() > 0);
     let first = report(&at);
     kill_process(Pid::from_raw(first.pid as i32).unwrap(), Signal::KILL).unwrap();
     let cat = || run(Command::new("cat").arg(at.join("file"))).ok();

@@ -1,7 +1,7 @@
 //! A mount of a store with `-o survive` goes on when its server is killed or replaced, and no program sees an error.
 
 use super::*;
-use crate::survive::{counts, has_load, kill_under_load, replaced, upgrade};
+use crate::survive::{counts, has_load, is_kept, kill_under_load, replaced, upgrade};
 
 /// Names that only a conflict, or a server that did not go on with what it had, leaves.
 fn left_beside(fake: &Fake) -> Vec<String> {
@@ -10,12 +10,18 @@ fn left_beside(fake: &Fake) -> Vec<String> {
     bucket.objects.keys().filter(is_left).cloned().collect()
 }
 
+fn outlives(options: &[&str], fill: impl FnOnce(&Fake)) -> InMemory {
+    let store = InMemory::new(options, fill);
+    is_kept(&store.mount);
+    store
+}
+
 /// No call fails, no acknowledged change is lost or made twice, and the store gets all of it, once.
 fn killed_under_load(options: &[&str]) {
     if !has_load() {
         return;
     }
-    let store = InMemory::new(&[options, &["survive"]].concat(), |_| {});
+    let store = outlives(&[options, &["survive"]].concat(), |_| {});
     kill_under_load(&store.mount, &["store"], Signal::KILL);
     let appended = fs::read(store.at("appended")).unwrap();
     let InMemory { mount, fake, .. } = store;
@@ -50,7 +56,7 @@ fn readers_go_on() {
         return;
     }
     let contents: Vec<u8> = (0..5 << 20).map(|at: u32| (at >> 8) as u8).collect();
-    let store = InMemory::new(&["survive"], |fake| {
+    let store = outlives(&["survive"], |fake| {
         fake.bucket().put("p/large", &contents);
         fake.bucket().put("p/dir/small", b"small");
     });
@@ -84,7 +90,7 @@ fn a_store_that_is_down_does_not_end_the_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let store = InMemory::new(&["survive,write=back,nofsync"], |_| {});
+    let store = outlives(&["survive,write=back,nofsync"], |_| {});
     fs::write(store.at("file"), "one").unwrap();
     let mut file = File::options().append(true).open(store.at("file")).unwrap();
     store.proxy.set(Mode::Refuse);
