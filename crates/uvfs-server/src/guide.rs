@@ -121,6 +121,32 @@
 //!    [`Session::unmounted`](crate::Session::unmounted) and [`in_process`](crate::in_process()), with a
 //!    `uvfs_client::Client` at the other end.
 //!
+//! # A file system that outlives its server
+//!
+//! With [`Options::survive`](crate::Options) a mount goes on when its server is killed or crashes, and no call of a program
+//! fails. [`mount()`](crate::mount()) then splits the process: a keeper waits, and a worker serves, in which
+//! [`mount()`](crate::mount()) returns. If the worker is killed, it returns again, in the next one. That one has its memory as
+//! it was at the first call, and all descriptors. The file system sees to three things:
+//!
+//! - **What it keeps** lies outside of its memory: in files on a disk, or in a memfd that it opens before
+//!   [`mount()`](crate::mount()). A worker can be killed at any moment, so what it writes has to be the old or the new state
+//!   at each. [`init`](crate::FileSystem::init), which each worker calls, reads it.
+//! - **What the kernel knows**: [`survive`](crate::FileSystem::survive) gives what implements
+//!   [`Survive`](crate::fs::Survive). If the numbers of nodes and handles mean the same to each worker, its defaults do. A file
+//!   system that counts lookups gets them back by [`restore_node`](crate::fs::Survive::restore_node), and one with a table of
+//!   open files saves the number of each descriptor, which the next worker claims.
+//! - **What is done once**: the kernel sends again what the killed worker had not answered, though that may have done it.
+//!   Reads, writes at a place and new attributes can be done twice. For changes of names,
+//!   [`SessionHandle::note`](crate::SessionHandle::note) tells the next worker what a request is about before it is done,
+//!   and [`SessionHandle::again`](crate::SessionHandle::again) gives it.
+//!
+//! The crate's example `kept` is a file system in memory that does all this. `cargo run -p uvfs-server --example kept --
+//! MOUNTPOINT` prints the process that serves; `kill -9` it, and look at MOUNTPOINT.
+//!
+//! ```ignore
+#![doc = include_str!("../examples/kept.rs")]
+//! ```
+//!
 //! # Going on
 //!
 //! | You want | Look at |

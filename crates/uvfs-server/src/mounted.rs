@@ -7,12 +7,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use uvfs_sys::lock;
+use uvfs_sys::process::SignalSet;
 
 use crate::fs::FileSystem;
 use crate::mount::{self, Mount, MountOptions};
-use crate::server::{Server, ServerOptions};
+use crate::server::{Server, ServerOptions, Transport};
 use crate::session::{Session, SessionOptions};
-use crate::signals::OnSignals;
+use crate::signals::{OnSignals, SIGNALS};
+use crate::survive;
 
 /// What SIGTERM, SIGINT and SIGHUP do to a mount of [`crate::mount()`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +44,14 @@ pub struct Options {
     pub server: ServerOptions,
     /// What signals do.
     pub on_signal: OnSignal,
+    /// The mount outlives its server ([`survive`]), for a file system with [`FileSystem::survive`]. If the process that
+    /// serves is killed or crashes, the next one serves on, and no call of a program fails.
+    ///
+    /// [`mount()`] then splits the process in two: the first one waits, and [`mount()`] returns in the second. It returns
+    /// anew in each further one, where all memory is as it was at the call. What is to be kept lies in files, or in a
+    /// memfd, that the program has opened before; it must not close those. The process must have no other thread at the
+    /// call.
+    pub survive: bool,
 }
 
 impl Options {
@@ -81,7 +91,8 @@ impl Options {
 /// ```
 ///
 /// # Errors
-/// When the file system can't be mounted there, the chosen transport can't be had, or a thread.
+/// When the file system can't be mounted there, the chosen transport can't be had, or a thread; what
+/// [`Options::survive`] can't be had with.
 pub fn mount<F: FileSystem>(
     fs: F,
     at: impl AsRef<Path>,
@@ -90,14 +101,36 @@ pub fn mount<F: FileSystem>(
     if options.session.source.is_empty() {
         options.session.source.clone_from(&options.mount.name);
     }
+    if options.survive {
+        can_survive(&fs, &options)?;
+    }
     let mount = mount::mount(at.as_ref(), &options.mount)?;
     serve(fs, &mount, options).inspect_err(|_| {
         let _ = mount.detach();
     })
 }
 
+/// Refuses what a mount that outlives its server can't have.
+fn can_survive<F: FileSystem>(fs: &F, options: &Options) -> io::Result<()> {
+    let why = match options {
+        _ if fs.survive().is_none() => "the file system does not have FileSystem::survive",
+        _ if options.mount.auto_unmount => "not with auto_unmount",
+        _ if options.server.transport == Transport::Uring => "not with Transport::Uring",
+        _ => return Ok(()),
+    };
+    let why = format!("Options::survive: {why}");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+}
+
 fn serve<F: FileSystem>(fs: F, mount: &Mount, options: Options) -> io::Result<Mounted<F>> {
+    // The keeper waits for them. A worker that is told to end before it can unmount is to do so later.
+    let _blocked = (options.survive).then(|| SignalSet::blocked(&SIGNALS));
+    let worker = options.survive.then(|| survive::keep_plainly(mount));
+    let worker = worker.transpose()?;
     let session = Arc::new(Session::new(fs, mount.device()?, options.session));
+    if let Some(worker) = &worker {
+        session.outlives(worker.ledger())?;
+    }
     let server = Server::start(session.clone(), options.server)?;
     let signals = match options.on_signal {
         OnSignal::Unmount => Some(OnSignals::new(mount.clone())?),
@@ -118,6 +151,9 @@ fn serve<F: FileSystem>(fs: F, mount: &Mount, options: Options) -> io::Result<Mo
             ending.end.notify_all();
             drop(lock(&ending.signals).take());
         })?;
+    if let Some(worker) = worker {
+        worker.ready();
+    }
     Ok(Mounted { session, life })
 }
 

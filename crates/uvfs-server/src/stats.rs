@@ -335,7 +335,7 @@ pub struct Report {
 pub struct SurviveReport {
     /// The process that keeps the mount. SIGUSR2 has it execute the program anew (`uvfs upgrade`).
     pub keeper: u32,
-    /// How many programs have served the mount, this one included.
+    /// How many programs have served the mount, this one included; 0 if it can't be replaced by another.
     pub programs: u64,
     /// How many servers the mount has had, this one included.
     pub generation: u64,

@@ -5,6 +5,7 @@
 //! environment has `CI`, both fail the test: a skipped test would look like one that passed.
 
 mod arrows;
+pub mod outlives;
 
 use std::fmt::Display;
 use std::fs::File;

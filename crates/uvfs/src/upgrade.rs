@@ -61,6 +61,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     let keeper = Pid::from_raw(before.keeper as i32).filter(|_| before.keeper > 1);
     let keeper = keeper.ok_or_else(|| Error::new(format!("{name}: its keeper is dead")))?;
+    if before.programs == 0 {
+        return Err(Error::new(format!(
+            "{name}: the program that serves it does not let another one go on"
+        )));
+    }
     let exe = PathBuf::from(format!("/proc/{}/exe", before.keeper));
     let program = installed(&exe).context(|| exe.display().to_string())?;
     takes_over(&program).context(|| name.to_string())?;
@@ -126,6 +131,8 @@ pub struct Own<'a> {
 }
 
 impl Keeper for Own<'_> {
+    const REPLACES: bool = true;
+
     fn ready(&mut self) {
         match self.foreground {
             // The process that systemd knows.

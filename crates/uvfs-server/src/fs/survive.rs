@@ -29,22 +29,47 @@ pub struct Again {
 ///
 /// Requests that change something may come again after they were done: see
 /// [`SessionHandle::again`](super::SessionHandle::again).
+///
+/// All methods have a default, for a file system whose numbers of nodes and handles mean the same to each server:
+///
+/// ```
+/// use uvfs_server::FileSystem;
+/// use uvfs_server::fs::Survive;
+///
+/// struct Unchanging;
+///
+/// impl FileSystem for Unchanging {
+///     fn survive(&self) -> Option<&dyn Survive> {
+///         Some(self)
+///     }
+/// }
+///
+/// impl Survive for Unchanging {}
+/// ```
+#[allow(unused_variables)]
 pub trait Survive: Send + Sync {
     /// Appends to `to` what the next server finds the node by, at most [`MOST_SAVED`] bytes. It is called when the kernel
     /// is about to be given the node for the first time, when it has lost its last name, and for
-    /// [`SessionHandle::save_again`](super::SessionHandle::save_again). Up to 216 bytes cost least.
+    /// [`SessionHandle::save_again`](super::SessionHandle::save_again). Up to 216 bytes cost least. By default the number is enough.
     ///
     /// # Errors
     /// The node will be stale (ESTALE) for the next server.
-    fn save_node(&self, node: Node, to: &mut Vec<u8>) -> io::Result<()>;
+    fn save_node(&self, node: Node, to: &mut Vec<u8>) -> io::Result<()> {
+        Ok(())
+    }
 
-    /// Appends to `to` what the next server needs of an open file, or of a directory, at most [`MOST_SAVED`] bytes.
+    /// Appends to `to` what the next server needs of an open file, or of a directory, at most [`MOST_SAVED`] bytes. A
+    /// handle for which it appends nothing, as by default, is not restored: its number tells the next server all.
     ///
     /// # Errors
     /// The handle will be unknown (EBADF) to the next server.
-    fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()>;
+    fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()> {
+        Ok(())
+    }
 
-    /// Makes a node known, under its old number and with so many lookups. It is called before any request.
+    /// Makes a node known, under its old number and with so many lookups. It is called after
+    /// [`init`](super::FileSystem::init) and before any other request, and not for the root. By default the file system
+    /// knows the node, and counts no lookups.
     ///
     /// The bytes are those that another version of the program may have saved. Check them, and what is claimed by them.
     ///
@@ -56,7 +81,9 @@ pub trait Survive: Send + Sync {
         lookups: u64,
         saved: &[u8],
         orphans: &mut Orphans,
-    ) -> io::Result<()>;
+    ) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Makes an open file, or a directory, of a restored node known under its old number.
     ///
@@ -69,11 +96,13 @@ pub trait Survive: Send + Sync {
         fh: Handle,
         saved: &[u8],
         orphans: &mut Orphans,
-    ) -> io::Result<()>;
+    ) -> io::Result<()> {
+        Ok(())
+    }
 
     /// All nodes and handles are restored: requests come from now on.
     fn restored(&self) {}
 
     /// Drops a restored handle, of which the kernel was never told.
-    fn drop_handle(&self, directory: bool, fh: Handle);
+    fn drop_handle(&self, directory: bool, fh: Handle) {}
 }

@@ -61,6 +61,9 @@ impl Worker {
 
 /// What a program does in the keeper of its mount.
 pub trait Keeper {
+    /// Whether it has a [`successor`](Self::successor).
+    const REPLACES: bool = false;
+
     /// The first worker has called [`Worker::ready`].
     fn ready(&mut self) {}
 
@@ -73,6 +76,9 @@ pub trait Keeper {
         Err(Errno::OPNOTSUPP.into())
     }
 }
+
+/// A keeper that does no more than keep.
+impl Keeper for () {}
 
 /// The variable that tells a successor of what it has: its process, so that no child takes it for its own, and descriptors of
 /// the book, of the connection, and of the program from before (-1: none).
@@ -167,14 +173,15 @@ fn execute(
 }
 
 /// Splits the process into a keeper of `mount` and a worker, in which this returns. Whenever a signal kills the worker, it
-/// returns in the next one. It returns in no keeper: that ends with the status of the worker that exits.
+/// returns in the next one. It returns in no keeper: that ends with the status of the worker that exits, or by SIGTERM,
+/// SIGINT or SIGHUP as the worker did.
 ///
 /// To be called after mounting, before the process has a second thread, and with SIGTERM, SIGINT and SIGHUP blocked. `kept`
 /// is what an earlier program of this process has kept.
 ///
 /// # Errors
 /// EBUSY when the process has a second thread; when there can be no process or no shared memory.
-pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::Result<Worker> {
+pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io::Result<Worker> {
     let mut owned = open_descriptors()?;
     let (book, mut old) = match kept {
         None => (Book::create()?, None),
@@ -210,7 +217,9 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
                 Happened::Ready => {
                     since = Some(Instant::now());
                     if !std::mem::replace(&mut serves, true) {
-                        book.count_program();
+                        if K::REPLACES {
+                            book.count_program();
+                        }
                         book.set_args(std::env::args_os());
                         keeper.ready();
                     }
@@ -243,6 +252,11 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
             }
             std::process::exit(status);
         };
+        if SIGNALS.contains(&signal) {
+            // It did as it was told, and so does this.
+            let _ = mount.detach();
+            end_by(signal);
+        }
         let soon = since.is_none_or(|since| since.elapsed() < SOON) && signal != libc::SIGKILL;
         crashes = if soon { crashes + 1 } else { 0 };
         let how = format!("the server, process {worker}, was ended by signal {signal}");
@@ -254,6 +268,34 @@ pub fn keep(mount: &Mount, kept: Option<Kept>, keeper: &mut impl Keeper) -> io::
         }
         before = Some(how);
     }
+}
+
+/// As [`keep`], with a keeper that does no more than keep. The log has how the worker before this one ended.
+///
+/// # Errors
+/// As there.
+pub fn keep_plainly(mount: &Mount) -> io::Result<Worker> {
+    let worker = keep(mount, None, &mut ()).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "a mount that outlives its server is made before the process has a second thread",
+        ),
+        _ => error,
+    })?;
+    if let Some(before) = worker.before() {
+        tracing::error!("{}: {before}; this one goes on", mount.at().display());
+    }
+    Ok(worker)
+}
+
+/// Ends the process as the signal does.
+fn end_by(signal: i32) -> ! {
+    SignalSet::of(&[signal]).unblock();
+    if let Some(signal) = Signal::from_named_raw(signal) {
+        let _ = kill_process(rustix::process::getpid(), signal);
+    }
+    // The program has a handler for it, or ignores it.
+    std::process::exit(128 + signal)
 }
 
 /// Kills a worker, and has another program keep the mount. Returns if that fails: then the next worker is this program's.

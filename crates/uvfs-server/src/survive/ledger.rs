@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use foldhash::{HashMap, HashSet};
 use rustix::time::{ClockId, clock_gettime};
+use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
 use uvfs_sys::lock;
@@ -37,10 +38,18 @@ struct Place {
     added: u64,
 }
 
+/// An open file or directory: a file system may give one number to several.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Open {
+    kind: Kind,
+    fh: u64,
+    node: u64,
+}
+
 #[derive(Default)]
 struct Shard {
     nodes: HashMap<u64, Place>,
-    handles: HashMap<(Kind, u64), usize>,
+    handles: HashMap<Open, SmallVec<[usize; 1]>>,
     /// Requests that must not be done twice: their slots, and what an earlier worker had begun.
     under_way: HashMap<u64, (usize, Option<Again>)>,
 }
@@ -60,8 +69,8 @@ struct Left {
     intents: HashMap<u64, Intent>,
     /// The request, the node, and how many lookups the request added.
     lookups: Vec<(u64, u64, u64)>,
-    /// The request, and the handle that it opened.
-    handles: Vec<(u64, Kind, u64)>,
+    /// The request, and what it opened.
+    handles: Vec<(u64, Open)>,
 }
 
 /// What a successor of this worker needs to serve on.
@@ -232,9 +241,14 @@ impl Ledger {
                 self.give_back(index);
                 continue;
             }
-            left.handles.push((record.by, record.kind, record.id));
-            let mut shard = lock(self.shard(record.id));
-            shard.handles.insert((record.kind, record.id), index);
+            let open = Open {
+                kind: record.kind,
+                fh: record.id,
+                node: record.value,
+            };
+            left.handles.push((record.by, open));
+            let mut shard = lock(self.shard(open.fh));
+            shard.handles.entry(open).or_default().push(index);
         }
         let closed = orphans.close();
         fs.restored();
@@ -348,8 +362,16 @@ impl Ledger {
                     self.forget(one.nodeid, one.nlookup);
                 }
             }
-            Operation::Release(arg) => self.close(Kind::File, arg.fh),
-            Operation::Releasedir(arg) => self.close(Kind::Directory, arg.fh),
+            Operation::Release(arg) => self.close(Open {
+                kind: Kind::File,
+                fh: arg.fh,
+                node: request.node,
+            }),
+            Operation::Releasedir(arg) => self.close(Open {
+                kind: Kind::Directory,
+                fh: arg.fh,
+                node: request.node,
+            }),
             _ => {}
         }
         let mut before = None;
@@ -412,14 +434,24 @@ impl Ledger {
             Ok(Reply::Entry(entry)) => self.found(survive, entry.nodeid, unique),
             Ok(Reply::Created(entry, file)) => {
                 self.found(survive, entry.nodeid, unique);
-                self.opened(survive, Kind::File, entry.nodeid, file.out.fh, unique);
+                let open = Open {
+                    kind: Kind::File,
+                    fh: file.out.fh,
+                    node: entry.nodeid,
+                };
+                self.opened(survive, open, unique);
             }
             Ok(Reply::Opened(file)) => {
                 let kind = match request.operation {
                     Operation::Opendir(_) => Kind::Directory,
                     _ => Kind::File,
                 };
-                self.opened(survive, kind, request.node, file.out.fh, unique);
+                let open = Open {
+                    kind,
+                    fh: file.out.fh,
+                    node: request.node,
+                };
+                self.opened(survive, open, unique);
             }
             Ok(Reply::Listing(listed)) => listed.entries(|_, entry| {
                 self.found(survive, entry.nodeid, unique);
@@ -472,13 +504,18 @@ impl Ledger {
         }
     }
 
-    fn opened(&self, fs: &dyn Survive, kind: Kind, node: u64, fh: u64, by: u64) {
+    fn opened(&self, fs: &dyn Survive, open: Open, by: u64) {
+        let Open { kind, fh, node } = open;
         let mut saved = Vec::new();
         let saves = fs.save_handle(kind == Kind::Directory, Handle(fh), &mut saved);
+        if saves.is_ok() && saved.is_empty() {
+            // The next server needs nothing to know it.
+            return;
+        }
         match self.put((kind, fh), node, (by, 0), saves.map(|()| saved)) {
             Ok(index) => {
                 let mut shard = lock(self.shard(fh));
-                shard.handles.insert((kind, fh), index);
+                shard.handles.entry(open).or_default().push(index);
             }
             Err(error) => tracing::warn!(node, %error, "an open file won't outlive this server"),
         }
@@ -518,10 +555,16 @@ impl Ledger {
         self.give_back(index);
     }
 
-    fn close(&self, kind: Kind, fh: u64) {
-        let index = lock(self.shard(fh)).handles.remove(&(kind, fh));
-        if let Some(index) = index {
+    fn close(&self, open: Open) {
+        let mut shard = lock(self.shard(open.fh));
+        let Some(places) = shard.handles.get_mut(&open) else {
+            return;
+        };
+        if let Some(index) = places.pop() {
             self.give_back(index);
+        }
+        if places.is_empty() {
+            shard.handles.remove(&open);
         }
     }
 
@@ -535,10 +578,10 @@ impl Ledger {
             self.forget(node, lookups);
             fs.forget(Node(node), lookups);
         }
-        for (_, kind, fh) in handles {
-            self.close(kind, fh);
+        for (_, open) in handles {
+            self.close(open);
             if let Some(survive) = fs.survive() {
-                survive.drop_handle(kind == Kind::Directory, Handle(fh));
+                survive.drop_handle(open.kind == Kind::Directory, Handle(open.fh));
             }
         }
     }

@@ -8,6 +8,6 @@ mod keeper;
 mod ledger;
 
 pub use book::VERSION;
-pub use keeper::{Keeper, Kept, Worker, keep};
+pub use keeper::{Keeper, Kept, Worker, keep, keep_plainly};
 pub use ledger::Ledger;
 pub(crate) use ledger::SETTLES;

@@ -1,7 +1,8 @@
 """Programs that know what their calls have to give, while the server of the mount is replaced.
 
-outlives.py DIRECTORY SECONDS [store]: exits with 0 if no call failed, nothing acknowledged was lost, and nothing was done
-twice. Prints the longest call in milliseconds. On an object store it leaves out what those don't have.
+outlives.py DIRECTORY SECONDS [WITHOUT,...]: exits with 0 if no call failed, nothing acknowledged was lost, and nothing was
+done twice. Prints the longest call in milliseconds. WITHOUT are programs, or "links", "symlinks" and "fifos", that the file
+system does not have.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import traceback
 
 libc = ctypes.CDLL(None, use_errno=True)
 top = sys.argv[1]
-store = sys.argv[3:] == ["store"]
+without = sys.argv[3].split(",") if len(sys.argv) > 3 else []
 bad, rounds, longest = [], {}, [0.0]
 
 
@@ -75,17 +76,17 @@ def names(i):
     os.rename(path(name), path(name + "r"))
     assert read(name + "r") == b"onetwo"
     os.mkdir(path(name + "d"))
+    if "symlinks" not in without:
+        os.symlink("target", path(name + "s"))
+        os.unlink(path(name + "s"))
+    if "links" not in without:
+        os.link(path(name + "r"), path(name + "l"))
+        assert os.stat(path(name + "l")).st_nlink == 2
+        os.unlink(path(name + "l"))
     os.rmdir(path(name + "d"))
-    if store:
-        os.unlink(path(name + "r"))
-        return
-    os.symlink("target", path(name + "s"))
-    os.link(path(name + "r"), path(name + "l"))
-    assert os.stat(path(name + "l")).st_nlink == 2
-    os.unlink(path(name + "l"))
-    os.unlink(path(name + "s"))
-    os.mkfifo(path(name + "p"))
-    os.unlink(path(name + "p"))
+    if "fifos" not in without:
+        os.mkfifo(path(name + "p"))
+        os.unlink(path(name + "p"))
     os.unlink(path(name + "r"))
 
 
@@ -221,8 +222,7 @@ steps = {
     "locks1": locks,
     "large": large,
 }
-for name in ("exchanges", "attributes") if store else ():
-    del steps[name]
+steps = {name: step for name, step in steps.items() if name not in without}
 end = time.monotonic() + float(sys.argv[2])
 threads = [threading.Thread(target=run, args=one) for one in steps.items()]
 for thread in threads:
