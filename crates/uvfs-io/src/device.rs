@@ -9,7 +9,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -188,6 +188,43 @@ impl Device {
                 error => failed("locking it")(error.into()),
             })?;
         }
+        Device::of(fd, path, block_device, options)
+    }
+
+    /// A device that an earlier program of this process has opened for reading, with the page cache. It has its claim or
+    /// lock still.
+    ///
+    /// # Errors
+    /// [`OpenError::Kind`] and [`OpenError::Io`].
+    pub fn again(fd: OwnedFd, path: &Path) -> Result<Device, OpenError> {
+        let failed = |error: Errno| OpenError::Io {
+            path: path.into(),
+            what: "looking it up",
+            error: error.into(),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        let block_device = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => true,
+            FileType::RegularFile => false,
+            _ => return Err(OpenError::Kind(path.into())),
+        };
+        Device::of(fd, path, block_device, OpenOptions::default())
+    }
+
+    /// What was opened.
+    fn of(
+        fd: OwnedFd,
+        path: &Path,
+        block_device: bool,
+        options: OpenOptions,
+    ) -> Result<Device, OpenError> {
+        let failed = |what| {
+            move |error: io::Error| OpenError::Io {
+                path: path.into(),
+                what,
+                error,
+            }
+        };
         // Seeking to the end works for block devices as well, without their ioctls.
         let size = rustix::fs::seek(&fd, SeekFrom::End(0))
             .map_err(|error| failed("asking its size")(error.into()))?;

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use clap::ValueHint;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use uvfs_cli::{Context, Error, Result, duration, log, warn};
@@ -31,6 +32,7 @@ use uvfs_server::{
 use uvfs_sys::limits;
 use uvfs_sys::process::SignalSet;
 use uvfs_xfs::XfsFs;
+use uvfs_xfs::blocks::FileBlocks;
 
 use crate::confine;
 use crate::daemon::{self, Asked, Report, Side};
@@ -95,8 +97,9 @@ pub struct Args {
 struct Place {
     path: PathBuf,
     made: bool,
-    /// The source, and the directory that is served, or the lock of a store's cache: for the next program that serves the mount.
-    kept: OnceCell<(PathBuf, RawFd)>,
+    /// The source, and what a next program that serves the mount has of it: the directory, the image and the device of its log, or
+    /// the lock of a store's cache.
+    kept: OnceCell<(PathBuf, Vec<RawFd>)>,
 }
 
 impl Place {
@@ -135,18 +138,14 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     options.passthrough.checks_permissions = options.default_permissions;
     options.passthrough.rules = rules(options.flags);
 
-    let replaced = (upgrade::replaced().as_ref()).map(|replaced| {
-        let root = replaced.root.try_clone();
-        (replaced.source.clone(), replaced.at.clone(), root)
+    let replaced = (upgrade::replaced().as_mut()).map(|replaced| {
+        let opened = std::mem::take(&mut replaced.opened);
+        (replaced.source.clone(), replaced.at.clone(), opened)
     });
-    if let Some((source, path, root)) = replaced {
-        let root = root.context(|| source.display().to_string())?;
+    if let Some((source, path, opened)) = replaced {
+        let opened = Source::again(opened, &source)?;
         options.transport = survives_over(&options)?;
         let place = Place::new(path, false);
-        let opened = match image::remote::uri(&source) {
-            Some(uri) => Source::Uri(uri.into(), Some(root)),
-            None => Source::Directory(root),
-        };
         return serve(&source, opened, &place, options);
     }
     // The server may have another working directory.
@@ -164,9 +163,6 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         Some(_) => (source.to_owned(), None),
         None => directory_or_image(source, options.logdev.as_deref())?,
     };
-    if options.survive && image.is_some() {
-        return Err(no_images());
-    }
     let place = place(mountpoint)?;
     if !options.nonempty {
         hides_nothing(&source, &place.path)?;
@@ -174,7 +170,7 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
     // Errors before the mount are reported while there still is a terminal.
     let opened = match (uri, image) {
         (Some(uri), _) => Ok(Source::Uri(uri.into(), None)),
-        (None, Some(device)) => Ok(Source::Image(device)),
+        (None, Some(image)) => Ok(Source::Image(image)),
         (None, None) => open_directory(&source, &place.path).map(Source::Directory),
     };
     let served = opened.and_then(|opened| serve(&source, opened, &place, options));
@@ -182,10 +178,6 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         let _ = std::fs::remove_dir(&place.path);
     }
     served
-}
-
-fn no_images() -> Error {
-    Error::usage("-o survive: only for directories and object stores")
 }
 
 /// The transport of a mount that outlives its server, if the other options allow that.
@@ -204,10 +196,7 @@ fn survives_over(options: &Options) -> Result<Transport> {
 }
 
 /// Finds the source on the host, and opens it if it is an image.
-fn directory_or_image(
-    source: &Path,
-    logdev: Option<&Path>,
-) -> Result<(PathBuf, Option<Arc<Device>>)> {
+fn directory_or_image(source: &Path, logdev: Option<&Path>) -> Result<(PathBuf, Option<Image>)> {
     let name = || source.display().to_string();
     let source = source.canonicalize().context(name)?;
     let kind = std::fs::metadata(&source)
@@ -216,7 +205,7 @@ fn directory_or_image(
     let image = if kind.is_dir() {
         None
     } else if kind.is_file() || kind.is_block_device() {
-        Some(open_image(&source, logdev)?)
+        Some(Image::open(&source, logdev)?)
     } else {
         return Err(Error::new(format!(
             "{}: neither a directory nor an image",
@@ -302,9 +291,65 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
 /// The opened source.
 enum Source {
     Directory(OwnedFd),
-    Image(Arc<Device>),
+    Image(Image),
     /// An object store, or an image in one; and what the program from before has its cache locked by.
     Uri(String, Option<OwnedFd>),
+}
+
+impl Source {
+    /// What an earlier program of this process has opened.
+    fn again(opened: Vec<OwnedFd>, source: &Path) -> Result<Self> {
+        let name = || source.display().to_string();
+        let mut opened = opened.into_iter();
+        let first = opened.next().ok_or_else(|| io::Error::from(Errno::BADF));
+        let first = first.context(name)?;
+        if let Some(uri) = image::remote::uri(source) {
+            return Ok(Self::Uri(uri.into(), Some(first)));
+        }
+        let stat = rustix::fs::fstat(&first).context(name)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Ok(Self::Directory(first));
+        }
+        let device = Device::again(first, source).map_err(|error| Error::new(error.to_string()))?;
+        Ok(Self::Image(Image {
+            device: Arc::new(device),
+            log: opened.next().map(File::from),
+        }))
+    }
+}
+
+/// An opened image. Its descriptors stay open as long as this process lives, for the next server.
+struct Image {
+    device: Arc<Device>,
+    /// The device of its log, if that is another.
+    log: Option<File>,
+}
+
+impl Image {
+    /// Opens an image, looks whether it is one that can be served, and warns of what may be stale.
+    fn open(source: &Path, logdev: Option<&Path>) -> Result<Self> {
+        let open = |path: &Path| File::open(path).context(|| path.display().to_string());
+        let image = Self {
+            device: image::open_device(source, false)?,
+            log: logdev.map(open).transpose()?,
+        };
+        // The cache that serves is made in the process that serves.
+        image.read(EngineKind::Sync, image::MEMORY)?.warn(source);
+        Ok(image)
+    }
+
+    /// The file system on it, read through a cache of its own.
+    fn read(&self, engine: EngineKind, memory: u64) -> Result<Opened> {
+        let log = (self.log.as_ref()).map(|log| FileBlocks::new(log.try_clone()?));
+        let log = log.transpose().context(|| "the device of the log".into())?;
+        image::open_volume(&self.device, log, engine, memory)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let log = self.log.as_ref().map(AsRawFd::as_raw_fd);
+        let device = self.device.as_fd().as_raw_fd();
+        std::iter::once(device).chain(log).collect()
+    }
 }
 
 fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Result<ExitCode> {
@@ -328,7 +373,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
                 false => Passthrough::new(root, options.passthrough.clone()),
             };
             fs.context(|| source.display().to_string()).and_then(|fs| {
-                let _ = place.kept.set((source.to_owned(), fs.root().as_raw_fd()));
+                let _ = (place.kept).set((source.to_owned(), vec![fs.root().as_raw_fd()]));
                 let prepare = |session: &_| follow_remounts(session, &place.path);
                 mounted(
                     |_| Ok(fs),
@@ -341,11 +386,12 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
                 )
             })
         }
-        Source::Image(device) => {
+        Source::Image(image) => {
             let memory = options.memory.unwrap_or(image::MEMORY);
-            image::open_log(options.logdev.as_deref())
-                .and_then(|log| image::open_volume(&device, log, options.engine, memory))
-                .and_then(|opened| serve_image(opened, None, source, place, options, &mut report))
+            let engine = options.engine;
+            let _ = place.kept.set((source.to_owned(), image.descriptors()));
+            let read = || image.read(engine, memory);
+            serve_image(read, None, source, place, options, &mut report)
         }
         Source::Uri(uri, cache) => mount_uri(&uri, cache, place, options, &mut report),
     };
@@ -355,19 +401,11 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
     }
 }
 
-/// Opens an image, looks whether it is one that can be served, and warns of what may be stale.
-fn open_image(source: &Path, logdev: Option<&Path>) -> Result<Arc<Device>> {
-    let device = image::open_device(source, false)?;
-    // The cache that serves is made in the process that serves.
-    let log = image::open_log(logdev)?;
-    image::open_volume(&device, log, EngineKind::Sync, image::MEMORY)?.warn(source);
-    Ok(device)
-}
-
 /// An image, with the counts of the engine that reads it.
 struct Counted {
     image: XfsFs,
     engine: Option<Arc<dyn Engine>>,
+    _gives_way: Option<Monitor>,
 }
 
 impl Layer for Counted {
@@ -382,28 +420,34 @@ impl Layer for Counted {
     }
 }
 
-/// Serves an image until it is unmounted. `engine` is one that has counts.
+/// Serves an image until it is unmounted. `read` opens it in the process that serves; `engine` is one that has counts.
 fn serve_image(
-    opened: Opened,
+    read: impl FnOnce() -> Result<Opened>,
     engine: Option<Arc<dyn Engine>>,
     source: &Path,
     place: &Place,
     mut options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
-    // The cache gives way when the machine, or the control group, runs out of memory.
-    let shrinkers = Arc::new(Shrinkers::new());
-    let shrinker = opened.target.shrinker();
-    shrinkers.register(&shrinker);
-    let _monitor = Monitor::start(MonitorConfig::default(), shrinkers)
-        .inspect_err(|error| tracing::warn!(%error, "memory pressure is not watched"))
-        .ok();
     options.flags |= MountFlags::RDONLY;
-    let image = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
-    // The kernel refuses changes, and this the changes of clients.
-    let fs = ReadOnly::new(Counted { image, engine });
+    let idmapped = options.default_permissions;
+    let make = || {
+        let opened = read()?;
+        // The cache gives way when the machine, or the control group, runs out of memory.
+        let shrinkers = Arc::new(Shrinkers::new());
+        shrinkers.register(&opened.target.shrinker());
+        let monitor = Monitor::start(MonitorConfig::default(), shrinkers)
+            .inspect_err(|error| tracing::warn!(%error, "memory pressure is not watched"))
+            .ok();
+        // The kernel refuses changes, and this the changes of clients.
+        Ok(ReadOnly::new(Counted {
+            image: XfsFs::new(Arc::new(opened.volume)).idmapped(idmapped),
+            engine,
+            _gives_way: monitor,
+        }))
+    };
     let confine = confine::image_server;
-    mounted(|_| Ok(fs), |_| {}, confine, source, place, &options, report)
+    mounted(|_| make(), |_| {}, confine, source, place, &options, report)
 }
 
 /// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
@@ -421,13 +465,15 @@ fn mount_uri(
     }
     let (timeout, requests) = (options.remote.timeout, options.remote.requests);
     match remote::engine(uri, timeout, requests, false)? {
-        Some(_) if options.survive => Err(no_images()),
+        Some(_) if options.survive => Err(Error::usage(
+            "-o survive: not with an image in an object store",
+        )),
         Some(engine) => {
             let name = remote::shown(Path::new(uri));
             let memory = options.memory.unwrap_or(image::MEMORY);
             let opened = image::open_remote(engine.clone(), memory, name)?;
             opened.warn(name);
-            serve_image(opened, Some(engine), name, place, options, report)
+            serve_image(|| Ok(opened), Some(engine), name, place, options, report)
         }
         None if options.image => Err(remote::missing(uri)),
         None => mount_store(uri, None, place, options, report),
@@ -478,7 +524,7 @@ fn mount_store(
         None => Prepared::new(uri, &how),
     };
     let prepared = prepared.context(|| name.display().to_string())?;
-    let _ = place.kept.set((uri.into(), prepared.cache().as_raw_fd()));
+    let _ = place.kept.set((uri.into(), vec![prepared.cache().as_raw_fd()]));
     // Its threads begin in the process that serves.
     let open = |goes_on| {
         let fs = ObjectFs::serve(uri, how, prepared, goes_on);
@@ -599,10 +645,10 @@ fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
     }
 }
 
-/// Mounts a file system, and serves it until the mount has ended. `open` makes it, in the process that serves: for the first time,
-/// or after another process has served the mount.
+/// Mounts a file system, and serves it until the mount has ended. `make` makes it in the process that serves, and may
+/// start threads. It is told whether an earlier process has served the mount.
 fn mounted<F: FileSystem>(
-    open: impl FnOnce(bool) -> Result<F>,
+    make: impl FnOnce(bool) -> Result<F>,
     prepare: impl FnOnce(&Arc<Session<F>>),
     confine: impl FnOnce() + Send,
     source: &Path,
@@ -637,13 +683,13 @@ fn mounted<F: FileSystem>(
     // The program that this one replaces may go on with the mount.
     let mut unmount = Unmount(upgrade::replaced().is_none().then(|| made.clone()));
     let worker = match place.kept.get() {
-        Some((source, root)) if options.survive => {
+        Some((source, opened)) if options.survive => {
             let kept = upgrade::replaced().take().map(|replaced| replaced.kept);
             let mut keeper = upgrade::Own {
                 foreground: options.foreground,
                 at: path,
                 source,
-                root: *root,
+                opened,
             };
             let worker = survive::keep(&made, kept, &mut keeper);
             Some(worker.context(|| path.display().to_string())?)
@@ -654,7 +700,7 @@ fn mounted<F: FileSystem>(
         .as_ref()
         .is_some_and(|worker| worker.before().is_some());
     let session = Arc::new(Session::new(
-        open(goes_on)?,
+        make(goes_on)?,
         made.device().context(|| path.display().to_string())?,
         SessionOptions {
             source: name,

@@ -117,7 +117,7 @@ fn takes_over(program: &Path) -> io::Result<()> {
     }
 }
 
-/// The variables that tell the next program of the mount point, the source, and the source's descriptor.
+/// The variables that tell the next program of the mount point, the source, and the source's descriptors.
 const AT: &str = "UVFS_KEPT_AT";
 const SOURCE: &str = "UVFS_KEPT_SOURCE";
 const ROOT: &str = "UVFS_KEPT_ROOT";
@@ -127,7 +127,8 @@ pub struct Own<'a> {
     pub foreground: bool,
     pub at: &'a Path,
     pub source: &'a Path,
-    pub root: RawFd,
+    /// Of the directory, or of the image and the device of its log.
+    pub opened: &'a [RawFd],
 }
 
 impl Keeper for Own<'_> {
@@ -153,7 +154,8 @@ impl Keeper for Own<'_> {
             command.arg0(name);
         }
         command.args(args).env(AT, self.at).env(SOURCE, self.source);
-        command.env(ROOT, self.root.to_string());
+        let opened: Vec<_> = self.opened.iter().map(RawFd::to_string).collect();
+        command.env(ROOT, opened.join(","));
         Ok(command)
     }
 }
@@ -163,7 +165,8 @@ pub struct Replaced {
     pub kept: Kept,
     pub at: PathBuf,
     pub source: PathBuf,
-    pub root: OwnedFd,
+    /// As [`Own::opened`].
+    pub opened: Vec<OwnedFd>,
 }
 
 /// What this program replaces, until it keeps the mount itself.
@@ -184,15 +187,14 @@ pub fn begin() -> io::Result<()> {
     else {
         return Ok(());
     };
-    let root = root.to_str().and_then(|root| root.parse().ok());
-    let Some((kept, own)) = Kept::take(&[root.ok_or(io::ErrorKind::InvalidInput)?])? else {
-        return Ok(());
-    };
-    *replaced() = own.into_iter().next().map(|root| Replaced {
+    let numbers = root.to_string_lossy();
+    let numbers: std::result::Result<Vec<RawFd>, _> = numbers.split(',').map(str::parse).collect();
+    let numbers = numbers.map_err(|_| io::ErrorKind::InvalidInput)?;
+    *replaced() = Kept::take(&numbers)?.map(|(kept, opened)| Replaced {
         kept,
         at: at.into(),
         source: source.into(),
-        root,
+        opened,
     });
     Ok(())
 }

@@ -275,13 +275,14 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
 /// # Errors
 /// As there.
 pub fn keep_plainly(mount: &Mount) -> io::Result<Worker> {
-    let worker = keep(mount, None, &mut ()).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::BUSY) => io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            "a mount that outlives its server is made before the process has a second thread",
-        ),
-        _ => error,
-    })?;
+    let worker =
+        keep(mount, None, &mut ()).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "a mount that outlives its server is made before the process has a second thread",
+            ),
+            _ => error,
+        })?;
     if let Some(before) = worker.before() {
         tracing::error!("{}: {before}; this one goes on", mount.at().display());
     }

@@ -27,7 +27,7 @@ use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     self, Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, Handle,
-    InitFlags, IoHow, Ioctl, Node, OpenHow, Opened, ROOT, Result, Seek,
+    InitFlags, IoHow, Ioctl, Node, OpenHow, Opened, ROOT, Result, Seek, Survive,
 };
 use uvfs_server::interrupt::until_killed;
 
@@ -304,7 +304,14 @@ fn sx_time(t: Time) -> abi::SxTime {
     }
 }
 
+/// A node's number is that of its inode, and an image does not change: the next server knows all that this one does.
+impl Survive for XfsFs {}
+
 impl FileSystem for XfsFs {
+    fn survive(&self) -> Option<&dyn Survive> {
+        Some(self)
+    }
+
     fn init(&self, config: &mut Config, _: Arc<dyn fs::SessionHandle>) -> Result<()> {
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO

@@ -23,3 +23,4 @@ mod repair;
 mod served;
 #[cfg(feature = "object")]
 mod stored;
+mod survive;

@@ -8,26 +8,17 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use uvfs_server::stats::{Report, SurviveReport};
+use uvfs_testing::outlives::{self, PAUSE};
 
 use crate::harness::*;
-
-/// How often the server is killed, and with `UVFS_TEST_FULL=1`.
-const KILLS: u64 = 25;
-const FULL_KILLS: u64 = 1000;
-const PAUSE: Duration = Duration::from_millis(150);
 
 fn survives() -> Serve {
     Serve::over(Transport::Dev).option("survive")
 }
 
-/// The process that serves: the last child of the keeper, which is the one that was started.
+/// The process that serves: the keeper is the one that was started.
 fn worker(mount: &Mount) -> Option<Pid> {
-    let keeper = mount.server.pid();
-    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-    let last = children.split_whitespace().last()?;
-    let serves = fs::read_to_string(format!("/proc/{last}/stat")).ok()?;
-    // The process that looks whether the mount answers ends soon.
-    (!serves.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
+    outlives::worker(mount.server.pid())
 }
 
 fn report(at: &Path) -> Report {
@@ -56,7 +47,7 @@ fn outlives(serve: &Serve) -> Served {
 fn load(mount: &Mount, time: Duration, words: &[&str]) -> Running {
     Running::start(
         Command::new("python3")
-            .args(["-c", include_str!("programs/outlives.py")])
+            .args(["-c", outlives::PROGRAMS])
             .arg(&mount.at)
             .arg(time.as_secs_f64().to_string())
             .args(words),
@@ -83,8 +74,8 @@ pub(crate) fn has_load() -> bool {
 
 /// Runs the programs while the server is killed again and again.
 pub(crate) fn kill_under_load(mount: &Mount, words: &[&str], signal: Signal) {
-    let kills = if full() { FULL_KILLS } else { KILLS };
-    let time = PAUSE * (kills as u32 + 4);
+    let kills = outlives::kills();
+    let time = PAUSE * (kills + 4);
     let mut load = load(mount, time, words);
     let mut done = 0;
     while load.ended().is_none() && done < kills {
@@ -99,7 +90,7 @@ pub(crate) fn kill_under_load(mount: &Mount, words: &[&str], signal: Signal) {
     eprintln!("{done} kills: {outcome}");
     let counts = counts(mount);
     assert!(
-        counts.generation > kills / 2,
+        counts.generation > u64::from(kills / 2),
         "{counts:?} after {done} kills"
     );
 }
@@ -268,7 +259,7 @@ fn a_replaced_program_goes_on() {
     if !has_load() {
         return;
     }
-    let upgrades = if full() { FULL_KILLS } else { KILLS };
+    let upgrades = u64::from(outlives::kills());
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
     let served = outlives(&survives().option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
