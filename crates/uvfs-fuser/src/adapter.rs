@@ -23,6 +23,8 @@ pub(crate) struct Adapter<FS: Filesystem> {
     pub(crate) device: Arc<OwnedFd>,
     /// Set before the first request.
     pub(crate) session: OnceLock<Arc<dyn fs::SessionHandle>>,
+    /// The same, if the mount outlives this process.
+    pub(crate) outlives: OnceLock<Arc<dyn fs::SessionHandle>>,
     pub(crate) buffers: Arc<Buffers>,
     acl: SessionACL,
     owner: u32,
@@ -43,6 +45,7 @@ impl<FS: Filesystem> Adapter<FS> {
             held,
             device,
             session: OnceLock::new(),
+            outlives: OnceLock::new(),
             buffers: Arc::default(),
             acl,
             owner: rustix::process::geteuid().as_raw(),
@@ -53,11 +56,12 @@ impl<FS: Filesystem> Adapter<FS> {
     /// Has the program choose from what the kernel offers.
     pub(crate) fn negotiate(&self, config: &mut fs::Config) -> Result<()> {
         // The transport needs these; the program chooses the others.
-        let needed = fs::InitFlags::INIT_EXT | fs::InitFlags::ABORT_ERROR;
+        let needed =
+            fs::InitFlags::INIT_EXT | fs::InitFlags::ABORT_ERROR | fs::InitFlags::HAS_RESEND;
         let offered = InitFlags::from_bits_retain(config.offered.bits());
         let version = Version(abi::KERNEL_VERSION, config.minor);
         let mut wanted = KernelConfig::new(offered, config.max_readahead, version);
-        let request = Request::new(&Context::default());
+        let request = Request::of_none();
         let done = (self.held).with_mut(|fs| fs.init(&request, &mut wanted));
         if let Some(Err(error)) = done {
             let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
@@ -83,7 +87,7 @@ impl<FS: Filesystem> Adapter<FS> {
         cx: &Context,
         handler: impl FnOnce(&FS, &Request, R) + Send + 'static,
     ) -> Result<R::Answer> {
-        let request = Request::new(cx);
+        let request = Request::new(cx, self.outlives.get().cloned());
         let (sender, answer) = slot(cx.unique);
         let reply = R::new(sender, &self.device);
         (self.calls).call(move |fs| handler(fs, &request, reply));

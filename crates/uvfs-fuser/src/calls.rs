@@ -17,11 +17,9 @@ impl<FS: Filesystem> Held<FS> {
     }
 
     /// Calls a handler. Once the file system is destroyed, drops the call and its reply, which answers EIO.
-    fn with(&self, call: impl FnOnce(&FS)) {
+    pub(crate) fn with<T>(&self, call: impl FnOnce(&FS) -> T) -> Option<T> {
         let fs = (self.0.read()).unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(fs) = &*fs {
-            call(fs);
-        }
+        fs.as_ref().map(call)
     }
 
     /// Calls a function that needs the file system alone.
@@ -103,7 +101,7 @@ impl<FS: Filesystem> Calls<FS> {
                 let _turn = lock(turn);
                 self.held.with(call);
             }
-            Place::Queues => self.held.with(call),
+            Place::Queues => drop(self.held.with(call)),
             Place::Pool(jobs) => {
                 if let Some(jobs) = &*lock(jobs) {
                     // Without a thread that takes it, its reply is dropped, which answers EIO.

@@ -40,7 +40,7 @@ impl RequestContext {
 
 impl From<&Request> for RequestContext {
     fn from(request: &Request) -> Self {
-        Self(request.0)
+        Self(request.cx)
     }
 }
 

@@ -1,41 +1,71 @@
 //! The trait that a file system implements.
 
 use std::ffi::OsStr;
-use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
+use std::{fmt, io};
 
-use uvfs_server::fs::Context;
+use uvfs_server::fs::{Again, Context, SessionHandle};
 
+use crate::survive::Survive;
 use crate::*;
 
 /// The caller of a request.
-#[derive(Debug)]
-pub struct Request(pub(crate) Context);
+pub struct Request {
+    pub(crate) cx: Context,
+    /// The session, if the mount outlives its process.
+    session: Option<Arc<dyn SessionHandle>>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Request").field(&self.cx).finish()
+    }
+}
 
 impl Request {
-    pub(crate) fn new(cx: &Context) -> Self {
-        Self(*cx)
+    pub(crate) fn new(cx: &Context, session: Option<Arc<dyn SessionHandle>>) -> Self {
+        Self { cx: *cx, session }
+    }
+
+    /// A request that no caller is behind.
+    pub(crate) fn of_none() -> Self {
+        Self::new(&Context::default(), None)
+    }
+
+    /// Whether an earlier process of a mount that outlives it had begun this request when it was killed, so that it may
+    /// be done already ([`SessionHandle::again`]). fuser does not have this.
+    pub fn again(&self) -> Option<Again> {
+        self.session.as_ref()?.again(&self.cx)
+    }
+
+    /// Keeps a number for the next process, before the handler does what must not be done twice
+    /// ([`SessionHandle::note`]). fuser does not have this.
+    pub fn note(&self, note: u64) {
+        if let Some(session) = &self.session {
+            session.note(&self.cx, note);
+        }
     }
 
     /// The kernel's number of the request.
     pub fn unique(&self) -> RequestId {
-        RequestId(self.0.unique)
+        RequestId(self.cx.unique)
     }
 
     /// The caller's user id.
     pub fn uid(&self) -> u32 {
-        self.0.uid
+        self.cx.uid
     }
 
     /// The caller's group id.
     pub fn gid(&self) -> u32 {
-        self.0.gid
+        self.cx.gid
     }
 
     /// The caller's thread id.
     pub fn pid(&self) -> u32 {
-        self.0.pid
+        self.cx.pid
     }
 }
 
@@ -88,6 +118,13 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// The last call.
     fn destroy(&mut self) {}
+
+    /// What a mount with `MountOption::CUSTOM("survive")` needs: its next process goes on with the inode numbers and open
+    /// files of one that was killed. If they mean the same to each process, the defaults of [`Survive`] do. fuser does not
+    /// have this.
+    fn survive(&self) -> Option<&dyn Survive> {
+        None
+    }
 
     /// The kernel drops `nlookup` of its lookups of a node. With none left it no longer knows the node.
     fn forget(&self, req: &Request, ino: INodeNo, nlookup: u64) {}

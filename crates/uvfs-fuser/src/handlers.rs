@@ -104,6 +104,9 @@ macro_rules! handlers {
 
 impl<FS: Filesystem> FileSystem for Adapter<FS> {
     fn init(&self, config: &mut fs::Config, session: Arc<dyn fs::SessionHandle>) -> Result<()> {
+        if session.outlives() {
+            let _ = self.outlives.set(session.clone());
+        }
         let _ = self.session.set(session);
         self.negotiate(config)
     }
@@ -113,9 +116,14 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         self.held.destroy();
     }
 
+    fn survive(&self) -> Option<&dyn fs::Survive> {
+        let survives = self.held.with(|fs| fs.survive().is_some());
+        survives.unwrap_or_default().then_some(self as _)
+    }
+
     fn forget(&self, node: Node, lookups: u64) {
         self.calls.call(move |fs| {
-            let request = Request::new(&Context::default());
+            let request = Request::of_none();
             fs.batch_forget(&request, &[ForgetOne::new(INodeNo(node.0), lookups)]);
         });
     }

@@ -14,6 +14,7 @@ mod options;
 mod reply;
 mod session;
 mod slot;
+pub mod survive;
 
 use std::io;
 use std::path::Path;

@@ -16,7 +16,7 @@ const CONTRARY: [(MountOption, MountOption); 6] = [
     (MountOption::Sync, MountOption::Async),
 ];
 
-fn invalid(text: String) -> io::Error {
+pub(crate) fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
@@ -25,8 +25,20 @@ const LEAVE_SIGNALS: &str = "leave_signals";
 
 /// Whether signals are not to end the mount.
 pub(crate) fn leaves_signals(config: &Config) -> bool {
+    has_word(config, LEAVE_SIGNALS)
+}
+
+/// The word for a mount that outlives its process.
+const SURVIVE: &str = "survive";
+
+/// Whether the mount is to outlive its process.
+pub(crate) fn survives(config: &Config) -> bool {
+    has_word(config, SURVIVE)
+}
+
+fn has_word(config: &Config, wanted: &str) -> bool {
     config.mount_options.iter().any(|option| {
-        matches!(option, MountOption::CUSTOM(words) if words.split(',').any(|word| word == LEAVE_SIGNALS))
+        matches!(option, MountOption::CUSTOM(words) if words.split(',').any(|word| word == wanted))
     })
 }
 
@@ -41,6 +53,10 @@ pub(crate) fn for_mount(config: &Config) -> io::Result<MountOptions> {
     }
     if given.contains(&MountOption::AutoUnmount) && config.acl == SessionACL::Owner {
         let text = "AutoUnmount needs an acl of All or RootAndOwner";
+        return Err(invalid(text.into()));
+    }
+    if given.contains(&MountOption::AutoUnmount) && survives(config) {
+        let text = "AutoUnmount: a mount with survive is to stay when its process is killed";
         return Err(invalid(text.into()));
     }
     let mut options = MountOptions {
@@ -98,7 +114,7 @@ fn custom(options: &mut MountOptions, word: &str) -> io::Result<()> {
     match word {
         "allow_other" => options.allow_other = true,
         "default_permissions" => options.default_permissions = true,
-        LEAVE_SIGNALS => {}
+        LEAVE_SIGNALS | SURVIVE => {}
         _ => match FLAGS.iter().find(|(_, name)| *name == word) {
             Some((flag, _)) => options.flags.insert(*flag),
             None => {

@@ -7,9 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use uvfs_sys::lock;
+use uvfs_sys::process::SignalSet;
 
 use uvfs_server::mount::Mount;
-use uvfs_server::signals::{OnSignals, Waiter};
+use uvfs_server::signals::{OnSignals, SIGNALS, Waiter};
+use uvfs_server::survive::{Worker, keep_plainly};
 use uvfs_server::{Agreed, Server, ServerOptions, SessionOptions, Transport};
 
 use crate::adapter::Adapter;
@@ -97,13 +99,21 @@ impl<FS: Filesystem> Session<FS> {
         mountpoint: P,
         options: &Config,
     ) -> io::Result<Session<FS>> {
+        let survives = crate::options::survives(options);
+        if survives && filesystem.survive().is_none() {
+            let text = "survive: the file system does not have Filesystem::survive";
+            return Err(crate::options::invalid(text.into()));
+        }
         let mount = Mounted::new(mountpoint.as_ref(), options)?;
+        // The keeper waits for them. A worker that is told to end before it can unmount is to do so later.
+        let _blocked = survives.then(|| SignalSet::blocked(&SIGNALS));
+        let worker = survives.then(|| keep_plainly(&mount.0)).transpose()?;
         let device = mount.0.device()?;
         let signals = match crate::options::leaves_signals(options) {
             true => None,
             false => Some(mount.0.clone()),
         };
-        let mut session = Self::on(filesystem, device, Some(mount), options.acl, options)?;
+        let mut session = Self::on(filesystem, device, Some(mount), options, worker)?;
         session.signals = signals.map(OnSignals::new).transpose()?;
         Ok(session)
     }
@@ -116,31 +126,38 @@ impl<FS: Filesystem> Session<FS> {
         filesystem: FS,
         fd: OwnedFd,
         acl: SessionACL,
-        config: Config,
+        mut config: Config,
     ) -> io::Result<Self> {
-        Self::on(filesystem, fd, None, acl, &config)
+        config.acl = acl;
+        Self::on(filesystem, fd, None, &config, None)
     }
 
     fn on(
         filesystem: FS,
         fd: OwnedFd,
         mount: Option<Mounted>,
-        acl: SessionACL,
         config: &Config,
+        worker: Option<Worker>,
     ) -> io::Result<Self> {
         let device = Arc::new(fd.try_clone()?);
         let mount = Arc::new(Mutex::new(mount));
         let held = Destroys(Arc::new(Held::new(filesystem)));
         let threads = config.n_threads.unwrap_or(1);
-        let adapter = Adapter::new(held.0.clone(), device.clone(), acl, threads)?;
+        let adapter = Adapter::new(held.0.clone(), device.clone(), config.acl, threads)?;
         let options = SessionOptions {
             source: "fuser".into(),
             ..SessionOptions::default()
         };
         let session = Arc::new(uvfs_server::Session::new(adapter, fd, options));
+        if let Some(worker) = &worker {
+            session.outlives(worker.ledger())?;
+        }
         let failed = session.fs().failed.clone();
         let agreed = Agreed::on(&session, Transport::Auto)
             .map_err(|error| lock(&failed).take().unwrap_or(error))?;
+        if let Some(worker) = worker {
+            worker.ready();
+        }
         Ok(Self {
             held,
             session,

@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::{Signal, kill_process};
+use uvfs_testing::outlives::worker;
+
 use crate::fixture::*;
 use crate::harness::*;
 
@@ -133,10 +136,19 @@ if [ "$1" = dirty ]; then xfs_io -x -c 'shutdown -f' .; fi"#;
         );
         let at = scratch.dir(&format!("at-{state}"));
         let serve = Serve::over(Transport::Dev).option(&format!("logdev={}", ours.log.display()));
-        let mount = Mount::new(&serve, &ours.image, &at);
-        let shown = mount.run(shell("find . | sort && cat dir/new-*", &[]).current_dir(&at));
+        let mount = Mount::new(&serve.option("survive"), &ours.image, &at);
+        let shown = || {
+            let mut show = shell("find . | sort && cat dir/new-*", &[]);
+            mount.run(show.current_dir(&at)).ok()
+        };
+        same(&shown(), &expected);
+        // The next server has the same log.
+        let old = worker(mount.server.pid()).expect("a worker");
+        kill_process(old, Signal::KILL).unwrap();
+        same(&shown(), &expected);
+        run(uvfs().arg("upgrade").arg(&at)).ok();
+        same(&shown(), &expected);
         mount.unmount().ok();
-        same(&shown.ok(), &expected);
         let new = format!("new-{state}");
         let listing = ours.uvfs("ls", &["/dir"]).ok();
         assert!(listing.contains(&new), "{listing}");
