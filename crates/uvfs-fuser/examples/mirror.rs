@@ -1,5 +1,5 @@
 //! Shows a directory at another place, and goes on when its process is killed: `cargo run -p uvfs-fuser --example mirror --
-//! DIRECTORY MOUNTPOINT`.
+//! DIRECTORY [OPTIONS] MOUNTPOINT`.
 //!
 //! Each node and each open file is a descriptor. Those stay open when the process is killed, so the next one needs no
 //! more than their numbers.
@@ -31,8 +31,19 @@ struct Known {
 struct State {
     /// By the inode's number; the directory itself is not among them.
     nodes: HashMap<u64, Known>,
-    /// By the descriptor's number.
     open: HashMap<u64, Arc<File>>,
+    opened: u64,
+}
+
+impl State {
+    /// Gives an open file a number that no process has given: the kernel may release once more what one that was killed
+    /// had closed.
+    fn add(&mut self, file: File) -> FileHandle {
+        self.opened += 1;
+        let number = u64::from(std::process::id()) << 32 | self.opened;
+        self.open.insert(number, Arc::new(file));
+        FileHandle(number)
+    }
 }
 
 struct Mirror {
@@ -130,9 +141,7 @@ impl Mirror {
         let flags = OFlags::from_bits_retain(flags as u32) - OFlags::APPEND - OFlags::DIRECT;
         let mode = Mode::from_raw_mode(mode);
         let file = File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)?);
-        let number = file.as_raw_fd() as u64;
-        self.state().open.insert(number, Arc::new(file));
-        Ok(FileHandle(number))
+        Ok(self.state().add(file))
     }
 
     fn file(&self, fh: FileHandle) -> io::Result<Arc<File>> {
@@ -405,7 +414,8 @@ impl Survive for Mirror {
     fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()> {
         // The handle of a directory tells nothing.
         if !directory {
-            to.extend((fh.0 as i32).to_ne_bytes());
+            let file = self.file(FileHandle(fh.0))?;
+            to.extend(file.as_raw_fd().to_ne_bytes());
         }
         Ok(())
     }
@@ -446,9 +456,12 @@ impl Survive for Mirror {
 }
 
 fn main() -> io::Result<()> {
-    let usage = "usage: mirror DIRECTORY MOUNTPOINT";
-    let mut args = std::env::args_os().skip(1);
-    let (directory, at) = (args.next().expect(usage), args.next().expect(usage));
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (directory, options, at) = match args.as_slice() {
+        [directory, at] => (directory, "", at),
+        [directory, options, at] => (directory, options.as_str(), at),
+        _ => panic!("usage: mirror DIRECTORY [OPTIONS] MOUNTPOINT"),
+    };
     let mirror = Mirror {
         root: File::open(directory)?,
         state: Mutex::default(),
@@ -459,7 +472,7 @@ fn main() -> io::Result<()> {
     config.mount_options = vec![
         MountOption::FSName("mirror".into()),
         MountOption::DefaultPermissions,
-        MountOption::CUSTOM("survive".into()),
+        MountOption::CUSTOM(format!("survive,{options}")),
     ];
     let session = spawn_mount(mirror, at, &config)?;
     // Each process comes here.

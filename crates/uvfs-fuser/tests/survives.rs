@@ -1,6 +1,7 @@
 //! A file system written for fuser outlives its process: the example `mirror`, killed while programs read and write. Needs
 //! root and /dev/fuse.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -44,6 +45,20 @@ fn what_was_open_stays_open_until_the_end() {
     assert!(holds.wait().unwrap().success());
     let ended = server.ends_by(Signal::TERM);
     assert!(ended.success(), "{ended}");
+}
+
+/// A process that ends by such a signal is not replaced: the mount ends, and so does the keeper.
+#[test]
+fn a_signal_that_is_left_alone_ends_it() {
+    if !has(&[Need::Fuse]) {
+        return;
+    }
+    let source = tempfile::tempdir().unwrap();
+    let mut mirror = Command::new(example("mirror"));
+    let server = Server::start(mirror.arg(source.path()).arg("leave_signals"));
+    server.replaced(Signal::KILL);
+    let ended = server.ends_by(Signal::TERM);
+    assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()), "{ended}");
 }
 
 /// Without [`Filesystem::survive`] it is refused before anything is mounted.

@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use rustix::process::Signal;
+use uvfs_server::fs::Survive;
 use uvfs_server::{FileSystem, Options, mount};
 use uvfs_testing::outlives::{Server, example, killed_under_load};
 use uvfs_testing::{Need, has};
@@ -58,6 +59,31 @@ fn a_signal_ends_it() {
     server.replaced(Signal::ABORT);
     let ended = server.ends_by(Signal::TERM);
     assert!(ended.success(), "{ended}");
+}
+
+/// A file system that could.
+struct Could;
+
+impl FileSystem for Could {
+    fn survive(&self) -> Option<&dyn Survive> {
+        Some(self)
+    }
+}
+
+impl Survive for Could {}
+
+/// A process with threads can't be forked: it is refused, and nothing stays mounted. This is a thread of the test's.
+#[test]
+fn a_process_with_threads_is_refused() {
+    if !has(&[Need::Fuse]) {
+        return;
+    }
+    let at = tempfile::tempdir().unwrap();
+    let mut options = Options::named("could");
+    options.survive = true;
+    let refused = mount(Could, at.path(), options).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("second thread"), "{refused}");
+    assert!(fs::read_dir(at.path()).unwrap().next().is_none());
 }
 
 /// What it can't be had with is refused before anything is mounted.

@@ -48,7 +48,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server, whose last argument is to be the mount point, and waits for a line that it prints: it serves.
+    /// Starts a server, whose last argument is to be the mount point, and waits until it prints `process PID serves`.
     ///
     /// # Panics
     /// When it ends before.
@@ -65,8 +65,12 @@ impl Server {
             at,
             _dir: dir,
         };
-        let read = server.output.read_line(&mut String::new());
-        assert!(read.is_ok_and(|read| read > 0), "it ended without a word");
+        let mut line = String::new();
+        while !line.starts_with("process ") {
+            line.clear();
+            let read = server.output.read_line(&mut line);
+            assert!(read.is_ok_and(|read| read > 0), "it ended without a word");
+        }
         server
     }
 

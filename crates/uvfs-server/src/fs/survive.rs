@@ -61,6 +61,9 @@ pub trait Survive: Send + Sync {
     /// Appends to `to` what the next server needs of an open file, or of a directory, at most [`MOST_SAVED`] bytes. A
     /// handle for which it appends nothing, as by default, is not restored: its number tells the next server all.
     ///
+    /// The kernel may release once more what a server that was killed had closed. So a file system with a table of open
+    /// files gives none a number that an earlier server may have given another.
+    ///
     /// # Errors
     /// The handle will be unknown (EBADF) to the next server.
     fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()> {

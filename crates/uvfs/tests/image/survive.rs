@@ -60,28 +60,34 @@ fn replaced_under_load(mount: &Mount) {
     assert!(upgraded > 0);
 }
 
-/// No call fails, and the image stays what it was, with what only its log holds. So it is for each way to read it.
-#[test]
-fn a_killed_server_of_an_image_is_replaced() {
+/// Of an image with a dirty log.
+fn an_image_is_replaced_under_load(serve: &Serve) {
     if !has(&NEEDS) || !has(&[Need::Program("python3")]) {
         return;
     }
-    for options in [&[][..], &["memory=4M", "engine=uring"]] {
-        let scratch = Scratch::new();
-        let image = Image::filled(&scratch);
-        image.crash();
-        let mut serve = survives();
-        for option in options {
-            serve = serve.option(option);
-        }
-        let mount = Mount::new(&serve, &image.path, &scratch.dir("mount"));
-        let describe = || mount.run(&mut describe(&mount.at, false)).ok();
-        let before = describe();
-        assert!(before.contains("new "), "{before}");
-        replaced_under_load(&mount);
-        same(&describe(), &before);
-        mount.unmount().ok();
-    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.crash();
+    let mount = Mount::new(serve, &image.path, &scratch.dir("mount"));
+    let describe = || mount.run(&mut describe(&mount.at, false)).ok();
+    let before = describe();
+    assert!(before.contains("new "), "{before}");
+    replaced_under_load(&mount);
+    same(&describe(), &before);
+    mount.unmount().ok();
+}
+
+/// No call fails, and the image stays what it was, with what only its log holds.
+#[test]
+fn a_killed_server_of_an_image_is_replaced() {
+    an_image_is_replaced_under_load(&survives());
+}
+
+/// The same with a ring for metadata, and hardly any memory for it.
+#[test]
+fn a_killed_server_of_an_image_is_replaced_with_little_memory() {
+    let serve = survives().option("memory=4M").option("engine=uring");
+    an_image_is_replaced_under_load(&serve);
 }
 
 /// The next server, and the next program, serve the image that was mounted, also when another one has its name by then.
