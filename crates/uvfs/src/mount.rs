@@ -524,7 +524,9 @@ fn mount_store(
         None => Prepared::new(uri, &how),
     };
     let prepared = prepared.context(|| name.display().to_string())?;
-    let _ = place.kept.set((uri.into(), vec![prepared.cache().as_raw_fd()]));
+    let _ = place
+        .kept
+        .set((uri.into(), vec![prepared.cache().as_raw_fd()]));
     // Its threads begin in the process that serves.
     let open = |goes_on| {
         let fs = ObjectFs::serve(uri, how, prepared, goes_on);

@@ -22,7 +22,11 @@ fn killed_under_load(options: &[&str]) {
         return;
     }
     let store = outlives(&[options, &["survive"]].concat(), |_| {});
-    kill_under_load(&store.mount, &["exchanges,attributes,links,symlinks,fifos"], Signal::KILL);
+    kill_under_load(
+        &store.mount,
+        &["exchanges,attributes,links,symlinks,fifos"],
+        Signal::KILL,
+    );
     let appended = fs::read(store.at("appended")).unwrap();
     let InMemory { mount, fake, .. } = store;
     mount.unmount();
