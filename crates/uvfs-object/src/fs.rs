@@ -21,6 +21,7 @@ use uvfs_server::interrupt::until_killed;
 use uvfs_server::{DEPTH, FileSystem};
 
 use crate::cache::{self, Cache};
+use crate::counters::Counters;
 use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::names::There;
@@ -90,6 +91,8 @@ struct Handles {
 pub struct Prepared {
     puts: Conditions,
     cache: cache::Lock,
+    /// The requests of the preparation count, too.
+    counters: Arc<Counters>,
 }
 
 impl Prepared {
@@ -99,12 +102,17 @@ impl Prepared {
     /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
     /// can't be made or is used by too many mounts.
     pub fn new(uri: &str, options: &Options) -> io::Result<Self> {
-        let store = Store::open(uri, options)?;
+        let counters = Arc::<Counters>::default();
+        let store = Store::open(uri, options, counters.clone())?;
         let puts = ask_first(&store, options)?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = cache::Lock::take(&dir, store.name())?;
         cache.note(puts.bits())?;
-        Ok(Self { puts, cache })
+        Ok(Self {
+            puts,
+            cache,
+            counters,
+        })
     }
 
     /// The same for a mount that an earlier program of this process has served, which had asked the store. `cache` is what
@@ -114,8 +122,11 @@ impl Prepared {
     /// A descriptor of something else.
     pub fn again(cache: OwnedFd) -> io::Result<Self> {
         let cache = cache::Lock::again(cache)?;
-        let puts = Conditions::from_bits(cache.noted()?);
-        Ok(Self { puts, cache })
+        Ok(Self {
+            puts: Conditions::from_bits(cache.noted()?),
+            cache,
+            counters: Arc::default(),
+        })
     }
 
     /// The descriptor that the cache's directory is locked by.
@@ -203,7 +214,7 @@ impl ObjectFs {
         prepared: Prepared,
         goes_on: bool,
     ) -> io::Result<Self> {
-        let mut store = Store::open(uri, &options)?;
+        let mut store = Store::open(uri, &options, prepared.counters)?;
         store.puts = prepared.puts;
         let runtime = runtime()?;
         let writes = options.writes != Writes::No;

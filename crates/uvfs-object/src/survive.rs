@@ -164,7 +164,11 @@ impl Survive for ObjectFs {
     fn save_handle(&self, directory: bool, fh: Handle, to: &mut Vec<u8>) -> io::Result<()> {
         let open = self.handle(fh)?;
         match &*open {
-            Open::Directory(_) if directory => Ok(()),
+            // A handle for which nothing is saved is not restored.
+            Open::Directory(_) if directory => {
+                to.push(0);
+                Ok(())
+            }
             Open::File { flags, by, .. } if !directory => {
                 let id = match by {
                     By::Backed(id) => *id,
