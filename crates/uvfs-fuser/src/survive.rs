@@ -5,7 +5,7 @@
 //! process: a keeper waits, and a worker serves, in which they go on. If the worker is killed, they go on in the next one,
 //! with the file system as it was at the call, and all descriptors. There must be no other thread at the call.
 //!
-//! The file system has [`Filesystem::survive`](crate::Filesystem::survive). Changes of names come again after they may have
+//! The file system has [`Filesystem::survive`]. Changes of names come again after they may have
 //! been done: [`Request::again`](crate::Request::again) tells. The example `mirror` does it all.
 
 use std::io;

@@ -72,6 +72,45 @@ impl FileSystem for Could {
 
 impl Survive for Could {}
 
+/// A terminal's Ctrl-C waits for the mount's users, as it does without a keeper: the worker gets it once.
+#[test]
+fn a_terminal_interrupts_once() {
+    if !has(&[Need::Fuse, Need::Program("python3")]) {
+        return;
+    }
+    let at = tempfile::tempdir().unwrap();
+    let terminal = r#"
+import os, pty, sys, time
+kept, at = sys.argv[1:]
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(kept, [kept, at])
+said = b""
+def says(word):
+    global said
+    while word not in said:
+        said += os.read(terminal, 1000)
+def mounted():
+    return " %s " % at in open("/proc/self/mountinfo").read()
+says(b"serves")
+held = os.open(at + "/held", os.O_CREAT | os.O_RDWR)
+os.write(terminal, b"")
+says(b"^C")
+time.sleep(0.3)
+stays = mounted()
+os.close(held)
+status = os.waitpid(pid, 0)[1]
+sys.exit(0 if stays and status == 0 and not mounted() else "%s %s" % (stays, status))
+"#;
+    let mut terminal = Command::new("python3")
+        .args(["-c", terminal])
+        .args([example("kept"), at.path().canonicalize().unwrap()])
+        .spawn()
+        .unwrap();
+    let ended = terminal.wait().unwrap();
+    assert!(ended.success(), "{ended}");
+}
+
 /// A process with threads can't be forked: it is refused, and nothing stays mounted. This is a thread of the test's.
 #[test]
 fn a_process_with_threads_is_refused() {

@@ -54,16 +54,31 @@ impl SignalSet {
 
     /// Waits for one and gives its number; nothing after this time.
     pub fn wait(&self, time: Option<Duration>) -> Option<i32> {
+        Some(self.receive(time)?.si_signo)
+    }
+
+    /// Waits for one. Its number, and whether the kernel has sent it by itself, as it does for a terminal, and then to all of
+    /// the process group.
+    pub fn wait_for_any(&self) -> Option<(i32, bool)> {
+        let received = self.receive(None)?;
+        Some((received.si_signo, received.si_code == libc::SI_KERNEL))
+    }
+
+    fn receive(&self, time: Option<Duration>) -> Option<libc::siginfo_t> {
         let time = time.map(|time| libc::timespec {
             tv_sec: time.as_secs() as libc::time_t,
             tv_nsec: time.subsec_nanos().into(),
         });
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         loop {
-            // SAFETY: the set was filled by `of`; the time is none, or lives over the call.
-            let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), time) };
+            // SAFETY: the set was filled by `of`; the time is none, or lives over the call. `received` is a plain structure,
+            // which the call fills if it gives a signal.
+            let (signal, received) = unsafe {
+                let mut received = std::mem::zeroed();
+                (libc::sigtimedwait(&self.0, &mut received, time), received)
+            };
             match io::Error::last_os_error().kind() {
-                _ if signal > 0 => return Some(signal),
+                _ if signal > 0 => return Some(received),
                 io::ErrorKind::Interrupted => {}
                 _ => return None,
             }

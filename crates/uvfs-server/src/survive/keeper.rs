@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getppid, kill_process,
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpgid, getppid, kill_process,
     wait as wait_any, waitid,
 };
 use uvfs_sys::process::{
@@ -345,10 +345,12 @@ fn wait(worker: Pid, signals: &SignalSet) -> Happened {
             Ok(None) => {}
             Err(error) => unreachable!("waiting for a child: {error}"),
         }
-        match signals.wait(None) {
-            Some(signal) if signal == READY.as_raw() => return Happened::Ready,
-            Some(signal) if signal == UPGRADE.as_raw() => return Happened::Upgrade,
-            Some(signal) if SIGNALS.contains(&signal) => {
+        match signals.wait_for_any() {
+            Some((signal, _)) if signal == READY.as_raw() => return Happened::Ready,
+            Some((signal, _)) if signal == UPGRADE.as_raw() => return Happened::Upgrade,
+            // The worker has it from the terminal. A second one would cut off the mount's users.
+            Some((_, true)) if getpgid(Some(worker)) == getpgid(None) => {}
+            Some((signal, _)) if SIGNALS.contains(&signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     let _ = kill_process(worker, signal);
                 }
