@@ -7,6 +7,9 @@
 //!
 //! The file system has [`Filesystem::survive`]. Changes of names come again after they may have
 //! been done: [`Request::again`](crate::Request::again) tells. The example `mirror` does it all.
+//!
+//! A [`BackingId`](crate::BackingId) is lost with its process: the kernel reads and writes what is open by it until the file
+//! is closed, and holds the registration until the mount ends.
 
 use std::io;
 
