@@ -238,7 +238,7 @@ for n in 0, 1:
     if [line for line in lines if line.startswith(b"%d:" % n)] != appended[n]:
         bad.append("appended %d" % n)
 if int(read("lock")) != counted[0]:
-    bad.append("counted")
+    bad.append("counted %s, has %s" % (counted[0], read("lock")))
 db = sqlite3.connect(path("db"))
 if db.execute("select count(*) from t").fetchone()[0] != rounds["commits"]:
     bad.append("committed")
