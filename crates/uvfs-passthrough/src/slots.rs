@@ -13,6 +13,10 @@ const SHARD_BITS: u32 = SHARDS.trailing_zeros();
 /// Bits 0 to 5: shard; 6 to 31: slot; 32 to 63: generation, never 0.
 const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
 
+/// As many slots of a shard may be restored: the book of a mount that outlives its server has half as many places for each
+/// shard. What is restored comes from another program's memory, and a number takes memory for all slots below.
+const MOST_RESTORED: usize = 1 << 20;
+
 /// The shard that a number belongs to.
 pub(crate) fn shard_of(number: u64) -> usize {
     number as usize % SHARDS
@@ -66,6 +70,9 @@ impl<T> Slab<T> {
     /// Puts a value under the number that it had in an earlier process; false where another has the slot.
     pub(crate) fn restore(&mut self, number: u64, value: T) -> bool {
         let index = number as u32 as usize >> SHARD_BITS;
+        if index >= MOST_RESTORED {
+            return false;
+        }
         while self.slots.len() <= index {
             self.slots.push(Slot {
                 generation: 0,

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -20,6 +20,7 @@ use uvfs_proto::abi::{
     NotifyPollWakeupOut, NotifyPruneOut, NotifyRetrieveOut, NotifyStoreOut,
 };
 use uvfs_proto::notify::message;
+use uvfs_queue::shm::SharedMemory;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::fs::Node;
@@ -49,18 +50,71 @@ pub(crate) type Retrievals = Arc<Mutex<HashMap<u64, Retrieved>>>;
 pub struct Notifier {
     device: Arc<OwnedFd>,
     retrievals: Retrievals,
+    writers: Arc<OnceLock<Writers>>,
 }
 
 /// Numbers retrievals; apart from the kernel's even numbers of requests.
 static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
 
+/// The threads that write a notification now, in memory that the keeper of a mount sees, too: the kernel may have such a
+/// thread wait for an answer, and lets no signal end that.
+#[derive(Clone, Debug)]
+pub(crate) struct Writers {
+    memory: Arc<SharedMemory>,
+    at: usize,
+}
+
+impl Writers {
+    /// As many are noted. The keeper waits for the others.
+    const MOST: usize = 128;
+    pub(crate) const SIZE: usize = Self::MOST * size_of::<u64>();
+
+    /// Those that are noted in memory at this place.
+    pub(crate) fn new(memory: Arc<SharedMemory>, at: usize) -> Self {
+        Self { memory, at }
+    }
+
+    fn places(&self) -> impl Iterator<Item = &AtomicU64> {
+        let places = (self.at..self.at + Self::SIZE).step_by(size_of::<u64>());
+        places.map(|at| self.memory.u64_at(at))
+    }
+
+    fn enter(&self) -> Option<&AtomicU64> {
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u64;
+        let takes = |place: &&AtomicU64| {
+            let free = place.compare_exchange(0, own, Ordering::AcqRel, Ordering::Relaxed);
+            free.is_ok()
+        };
+        self.places().find(takes)
+    }
+
+    /// The numbers of the threads.
+    pub(crate) fn all(&self) -> Vec<u64> {
+        let all = self.places().map(|place| place.load(Ordering::Acquire));
+        all.filter(|thread| *thread != 0).collect()
+    }
+
+    /// Forgets those of a process that is dead.
+    pub(crate) fn clear(&self) {
+        self.places()
+            .for_each(|place| place.store(0, Ordering::Release));
+    }
+}
+
 pub(crate) fn send<T: IntoBytes + Immutable>(
+    writers: Option<&Writers>,
     device: BorrowedFd<'_>,
     code: NotifyCode,
     arg: &T,
     data: &[u8],
 ) -> io::Result<()> {
-    rustix::io::write(device, &message(code, arg, data)?)?;
+    let message = message(code, arg, data)?;
+    let place = writers.and_then(Writers::enter);
+    let wrote = rustix::io::write(device, &message);
+    if let Some(place) = place {
+        place.store(0, Ordering::Release);
+    }
+    wrote?;
     Ok(())
 }
 
@@ -75,15 +129,23 @@ pub(crate) fn store(nodeid: u64, offset: u64, data: &[u8]) -> NotifyStoreOut {
 }
 
 impl Notifier {
-    pub(crate) fn new(device: Arc<OwnedFd>, retrievals: Retrievals) -> Self {
-        Self { device, retrievals }
+    pub(crate) fn new(
+        device: Arc<OwnedFd>,
+        retrievals: Retrievals,
+        writers: Arc<OnceLock<Writers>>,
+    ) -> Self {
+        Self {
+            device,
+            retrievals,
+            writers,
+        }
     }
 
     fn send<T>(&self, code: NotifyCode, arg: &T, data: &[u8]) -> io::Result<()>
     where
         T: IntoBytes + Immutable,
     {
-        send(self.device.as_fd(), code, arg, data)
+        send(self.writers.get(), self.device.as_fd(), code, arg, data)
     }
 
     /// Not being cached is as good as being forgotten.

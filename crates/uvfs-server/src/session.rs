@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::getppid;
+use rustix::process::Pid;
 use uvfs_proto::abi::{self, InitFlags, NotifyCode};
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
@@ -23,7 +23,7 @@ use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
 use crate::fs::{Config, Error, FileSystem, HostChange, Node, Result};
 use crate::interrupt;
-use crate::notify::{Notifier, Retrievals};
+use crate::notify::{Notifier, Retrievals, Writers};
 pub(crate) use crate::request::DEPTH;
 use crate::stats::{self, Attached, OpCount, QueueStats, Report, SurviveReport, WatchReport};
 use crate::survive::Ledger;
@@ -93,6 +93,8 @@ pub struct Session<F> {
     device: Arc<OwnedFd>,
     agreed: OnceLock<Agreement>,
     retrievals: Retrievals,
+    /// Where threads that notify are noted, if the mount outlives this server.
+    writers: Arc<OnceLock<Writers>>,
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
@@ -162,6 +164,7 @@ impl<F: FileSystem> Session<F> {
             device: Arc::new(device),
             agreed: OnceLock::new(),
             retrievals: Retrievals::default(),
+            writers: Arc::default(),
             queues: Mutex::default(),
             transport: OnceLock::new(),
             control: OnceLock::new(),
@@ -220,7 +223,8 @@ impl<F: FileSystem> Session<F> {
 
     /// Tells the kernel what it can't know; from any thread. Without a mount, notifications go nowhere.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(self.device.clone(), self.retrievals.clone())
+        let retrievals = self.retrievals.clone();
+        Notifier::new(self.device.clone(), retrievals, self.writers.clone())
     }
 
     /// Starts dropping the kernel's pages, if that is wanted.
@@ -257,7 +261,9 @@ impl<F: FileSystem> Session<F> {
     where
         T: IntoBytes + Immutable,
     {
-        if let Err(error) = crate::notify::send(self.device.as_fd(), code, arg, data) {
+        let writers = self.writers.get();
+        let told = crate::notify::send(writers, self.device.as_fd(), code, arg, data);
+        if let Err(error) = told {
             tracing::debug!(node, %error, "a notification was not taken");
         }
     }
@@ -284,6 +290,7 @@ impl<F: FileSystem> Session<F> {
         if self.fs.survive().is_none() {
             return Err(Errno::OPNOTSUPP.into());
         }
+        let _ = self.writers.set(ledger.writers().clone());
         let _ = self.ledger.set(ledger.clone());
         Ok(())
     }
@@ -576,7 +583,7 @@ impl<F: FileSystem> Session<F> {
         report.counts = counts.collect();
         report.leases = self.coherence.leases();
         report.survive = self.ledger().map(|ledger| SurviveReport {
-            keeper: getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32),
+            keeper: Pid::as_raw(ledger.keeper()) as u32,
             programs: ledger.programs(),
             generation: ledger.generation(),
             sent_again: ledger.sent_again(),

@@ -333,7 +333,7 @@ pub struct Report {
 /// How often a mount has outlived its server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SurviveReport {
-    /// The process that keeps the mount. SIGUSR2 has it execute the program anew (`uvfs upgrade`).
+    /// The process that keeps the mount, 0 if it is dead. SIGUSR2 has it execute the program anew (`uvfs upgrade`).
     pub keeper: u32,
     /// How many programs have served the mount, this one included; 0 if it can't be replaced by another.
     pub programs: u64,

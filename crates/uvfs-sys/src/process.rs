@@ -57,10 +57,10 @@ impl SignalSet {
         Some(self.receive(time)?.si_signo)
     }
 
-    /// Waits for one. Its number, and whether the kernel has sent it by itself, as it does for a terminal, and then to all of
+    /// Waits for one, for so long. Its number, and whether the kernel has sent it by itself, as it does for a terminal, and then to all of
     /// the process group.
-    pub fn wait_for_any(&self) -> Option<(i32, bool)> {
-        let received = self.receive(None)?;
+    pub fn wait_for_any(&self, time: Option<Duration>) -> Option<(i32, bool)> {
+        let received = self.receive(time)?;
         Some((received.si_signo, received.si_code == libc::SI_KERNEL))
     }
 

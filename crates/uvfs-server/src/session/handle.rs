@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
 
 use super::{Session, UNMOUNTED};
 use crate::coherence::Coherence;
 use crate::fs::{Again, Context, FileSystem, HostChange, Node, SessionHandle, Sizes};
-use crate::notify::{Notifier, Retrievals};
+use crate::notify::{Notifier, Retrievals, Writers};
 use crate::survive::Ledger;
 
 /// The handle of a session.
@@ -17,6 +17,7 @@ struct Handle {
     device: Weak<OwnedFd>,
     coherence: Weak<Coherence>,
     retrievals: Retrievals,
+    writers: Arc<OnceLock<Writers>>,
     ledger: Option<Arc<Ledger>>,
 }
 
@@ -31,6 +32,7 @@ impl<F: FileSystem> Session<F> {
             device,
             coherence: Arc::downgrade(&self.coherence),
             retrievals: self.retrievals.clone(),
+            writers: self.writers.clone(),
             ledger: self.ledger().cloned(),
         })
     }
@@ -44,7 +46,12 @@ impl Handle {
 
 impl SessionHandle for Handle {
     fn notifier(&self) -> io::Result<Notifier> {
-        Ok(Notifier::new(self.device()?, self.retrievals.clone()))
+        let retrievals = self.retrievals.clone();
+        Ok(Notifier::new(
+            self.device()?,
+            retrievals,
+            self.writers.clone(),
+        ))
     }
 
     fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {

@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uvfs_proto::abi::InitIn;
@@ -15,6 +16,7 @@ use uvfs_queue::shm::SharedMemory;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::MOST_SAVED;
+use crate::notify::Writers;
 
 /// "uvfsbook".
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
@@ -23,7 +25,8 @@ pub const VERSION: u64 = 2;
 
 const WORD: usize = 8;
 /// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices,
-/// the count of programs, and from byte 64 on INIT and the devices.
+/// the count of programs, and from byte 64 on INIT, the devices, and the
+/// threads that notify.
 const HEADER: usize = 8192;
 const GENERATION: usize = 2 * WORD;
 const AGAIN: usize = 3 * WORD;
@@ -33,10 +36,12 @@ const PROGRAMS: usize = 6 * WORD;
 const INIT: usize = 64;
 const DEVICES: usize = 256;
 /// As many cores have a connection of their own.
-const MOST_DEVICES: usize = (ARGS - DEVICES) / WORD;
+const MOST_DEVICES: usize = 256;
+const WRITERS: usize = DEVICES + MOST_DEVICES * WORD;
 /// The arguments of the program that serves: their length, and the bytes, with a 0 after each.
 const ARGS: usize = 4096;
 const MOST_ARGS: usize = HEADER - ARGS - WORD;
+const _: () = assert!(WRITERS + Writers::SIZE <= ARGS);
 
 /// Bytes of an intent's record, and of its answer.
 const INTENT: usize = 512;
@@ -112,7 +117,7 @@ const NOTED: u64 = 2;
 
 /// The book.
 #[derive(Debug)]
-pub(crate) struct Book(SharedMemory);
+pub(crate) struct Book(Arc<SharedMemory>);
 
 impl AsFd for Book {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -120,7 +125,7 @@ impl AsFd for Book {
     }
 }
 
-fn invalid(what: &str) -> io::Error {
+pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("the state that the last server left: {what}"),
@@ -133,7 +138,7 @@ impl Book {
     /// # Errors
     /// When there can be no shared memory of its size; it takes memory only as it is filled.
     pub(crate) fn create() -> io::Result<Self> {
-        let book = Self(SharedMemory::create(c"uvfs-book", SIZE)?);
+        let book = Self(Arc::new(SharedMemory::create(c"uvfs-book", SIZE)?));
         book.set(WORD, VERSION);
         book.set(0, MAGIC);
         Ok(book)
@@ -144,7 +149,7 @@ impl Book {
     /// # Errors
     /// When it is none, or of another version.
     pub(super) fn open(fd: OwnedFd) -> io::Result<Self> {
-        let book = Self(SharedMemory::open(fd, SIZE)?);
+        let book = Self(Arc::new(SharedMemory::open(fd, SIZE)?));
         match book.0.len() {
             SIZE => book.check().map(|()| book),
             _ => Err(invalid("its size")),
@@ -194,6 +199,11 @@ impl Book {
 
     pub(super) fn count_program(&self) {
         self.set(PROGRAMS, self.programs() + 1);
+    }
+
+    /// The threads that notify.
+    pub(super) fn writers(&self) -> Writers {
+        Writers::new(self.0.clone(), WRITERS)
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -315,7 +325,8 @@ impl Book {
         let answer = (state & ANSWERED != 0).then(|| {
             let mut body = vec![0; len];
             self.0.read(at + INTENT_HEAD, &mut body);
-            ((result >> 32) as u32 as i32, body)
+            let error = (result >> 32) as u32 as i32;
+            (if is_error(error) { error } else { libc::EIO }, body)
         });
         Some(Intent {
             unique,
@@ -487,13 +498,17 @@ impl Book {
         for (place, part) in others.into_iter().zip(rest.chunks_mut(MORE)) {
             self.0.read(Self::record(place) + MORE_HEAD, part);
         }
+        let value = self.get(at + 2 * WORD);
         Some(Record {
             kind: head.kind,
             stamp: head.stamp,
             id: head.id,
-            value: self.get(at + 2 * WORD),
+            value: match head.kind {
+                Kind::Node => value.min(MOST_LOOKUPS),
+                _ => value,
+            },
             by: self.get(at + 3 * WORD),
-            added: self.get(at + 4 * WORD),
+            added: self.get(at + 4 * WORD).min(MOST_LOOKUPS),
             saved,
         })
     }
@@ -502,6 +517,50 @@ impl Book {
     pub(super) fn at(&self, index: usize) -> Option<Head> {
         self.head(index).ok().flatten()
     }
+
+    /// All words but those that are 0, up to the first records. For tests.
+    pub(super) fn words(&self) -> Vec<(usize, u64)> {
+        let places = (0..Self::record(16)).step_by(WORD);
+        let words = places.map(|at| (at, self.get(at)));
+        words.filter(|(_, word)| *word != 0).collect()
+    }
+
+    /// For tests.
+    pub(super) fn set_words(&self, words: &[(usize, u64)]) {
+        for (at, word) in words {
+            self.set(*at, *word);
+        }
+    }
+
+    /// Sets words as bytes say: for each a part of the book, a place there, and the word, or another word that this one
+    /// is set to with a change. For tests.
+    pub(super) fn damage(&self, bytes: &[u8]) {
+        const SLOT: [usize; 4] = [2, 3, SLOTS, SLOTS + CARRIED - 1];
+        for change in bytes.chunks(10) {
+            let &[part, place, ref value @ ..] = change else {
+                return;
+            };
+            let (of, place) = (usize::from(part >> 2), usize::from(place));
+            let at = match part % 4 {
+                // What says that it is a book is tested alone.
+                0 => 2 * WORD + place % 32 * WORD,
+                1 => [DEVICES, ARGS][of % 2] + place * WORD,
+                2 => Self::intent(SLOT[of % 4]) + place % 8 * WORD,
+                _ => Self::record(of % 16) + place * WORD % RECORD,
+            };
+            let mut word = self.get(at).to_ne_bytes();
+            word.iter_mut().zip(value).for_each(|(to, by)| *to ^= by);
+            self.set(at, u64::from_ne_bytes(word));
+        }
+    }
+}
+
+/// More than the kernel has of any node, and far from where counting overflows.
+const MOST_LOOKUPS: u64 = 1 << 48;
+
+/// Whether it is 0 or an error that an answer may have.
+fn is_error(number: i32) -> bool {
+    (0..4096).contains(&number)
 }
 
 /// The first word of an empty place: no kind.
@@ -645,6 +704,21 @@ mod tests {
             book.set(Book::record(0), head);
             assert!(book.heads().next().unwrap().1.is_none());
         }
+        // Numbers that no error and no count of lookups has.
+        let answered = |error| {
+            book.begin(0, 10, 5);
+            book.answer(0, error, [&[]; 2]);
+            book.read_intent(0).and_then(|intent| intent.answer)
+        };
+        assert_eq!(answered(-1), Some((libc::EIO, Vec::new())));
+        assert_eq!(answered(4096), Some((libc::EIO, Vec::new())));
+        book.empty(0);
+        book.put(0, &[], &record(7, b""));
+        book.count(0, u64::MAX, 1, u64::MAX);
+        let head = book.heads().next().unwrap().1.unwrap();
+        let mut saved = [0; MOST_SAVED];
+        let record = book.read(0, &head, &mut saved).unwrap();
+        assert_eq!((record.value, record.added), (MOST_LOOKUPS, MOST_LOOKUPS));
         book.set(DEVICE_COUNT, u64::MAX);
         assert!(book.devices().is_err());
         book.set(AGREED, 7);

@@ -1,6 +1,7 @@
 //! The process that keeps the mount while workers come and go.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -21,11 +22,16 @@ use uvfs_sys::process::{
 use super::book::Book;
 use super::ledger::Ledger;
 use crate::mount::Mount;
+use crate::notify::Writers;
 use crate::signals::SIGNALS;
 
 /// So many workers in a row may crash before they have served for [`SOON`].
 const MOST_CRASHES: u32 = 10;
 const SOON: Duration = Duration::from_millis(100);
+
+/// How often a keeper looks whether its worker is dead but for threads that can't die ([`Child::only_notifies`]): no signal
+/// says so.
+const LOOKS: Duration = Duration::from_secs(1);
 
 /// A worker's word that it serves.
 const READY: Signal = Signal::USR1;
@@ -36,7 +42,6 @@ const UPGRADE: Signal = Signal::USR2;
 #[derive(Debug)]
 pub struct Worker {
     ledger: Arc<Ledger>,
-    keeper: Pid,
     before: Option<String>,
 }
 
@@ -53,8 +58,8 @@ impl Worker {
 
     /// Says that the mount answers. From the first worker's word on, the next one serves it if a worker is killed.
     pub fn ready(&self) {
-        if getppid() == Some(self.keeper) {
-            let _ = kill_process(self.keeper, READY);
+        if let Some(keeper) = self.ledger.keeper() {
+            let _ = kill_process(keeper, READY);
         }
     }
 }
@@ -198,22 +203,28 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
     let (mut serves, mut crashes) = (false, 0);
     let mut before = (old.is_some()).then(|| "the server was replaced".to_owned());
     loop {
-        let Some(worker) = fork_sharing_descriptors()? else {
+        // Before there is another worker: what this process opens from then on is no orphan.
+        let orphans = match before {
+            Some(_) => Some(orphans(&owned)?),
+            None => None,
+        };
+        let Some(pid) = fork_sharing_descriptors()? else {
             own.unblock();
-            let orphans = match before {
-                Some(_) => Some(orphans(&owned)?),
-                None => None,
-            };
+            // The keeper's: what is dropped here is closed there, too.
+            std::mem::forget(old.take());
             return Ok(Worker {
-                ledger: Arc::new(Ledger::new(book, orphans)),
-                keeper: process,
+                ledger: Arc::new(Ledger::new(book, orphans, process)),
                 before,
             });
         };
         let _ = rustix::thread::set_name(c"uvfs-keeper");
+        let worker = Child {
+            pid,
+            writers: book.writers(),
+        };
         let mut since = None;
         let ended = loop {
-            match wait(worker, &signals) {
+            match wait(&worker, &signals) {
                 Happened::Ready => {
                     since = Some(Instant::now());
                     if !std::mem::replace(&mut serves, true) {
@@ -222,18 +233,25 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
                         }
                         book.set_args(std::env::args_os());
                         keeper.ready();
+                        if let Some((device, program)) = old.take() {
+                            // There is no way back any more. Their numbers are for the workers from now on.
+                            owned.remove(&device.as_raw_fd());
+                            program.map(|program| owned.remove(&program.as_raw_fd()));
+                        }
                     }
                 }
                 Happened::Upgrade if serves => {
-                    let error = replace(worker, &book, mount, keeper);
+                    let error = replace(&worker, &book, mount, keeper);
                     tracing::error!(%error, "{}: not replaced", mount.at().display());
                 }
                 Happened::Upgrade => {}
-                Happened::Ended(status) => break status,
+                Happened::Ended(end) => break end,
             }
         };
-        let failed = !serves && ended.exit_status() != Some(0);
-        if failed && let Some((device, Some(old))) = old.take() {
+        if !serves
+            && ended != End::Status(0)
+            && let Some((device, Some(old))) = old.take()
+        {
             // The worker that the new program began with does not serve.
             let kept = Kept {
                 book,
@@ -245,12 +263,14 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
             tracing::error!(%error, "{}: the mount ends", mount.at().display());
             std::process::exit(1);
         }
-        let Some(signal) = ended.terminating_signal() else {
-            let status = ended.exit_status().unwrap_or(1);
-            if status != 0 {
-                let _ = mount.detach();
+        let signal = match ended {
+            End::Signal(signal) => signal,
+            End::Status(status) => {
+                if status != 0 {
+                    let _ = mount.detach();
+                }
+                std::process::exit(status);
             }
-            std::process::exit(status);
         };
         if SIGNALS.contains(&signal) {
             // It did as it was told, and so does this.
@@ -259,7 +279,7 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
         }
         let soon = since.is_none_or(|since| since.elapsed() < SOON) && signal != libc::SIGKILL;
         crashes = if soon { crashes + 1 } else { 0 };
-        let how = format!("the server, process {worker}, was ended by signal {signal}");
+        let how = format!("the server, process {pid}, was ended by signal {signal}");
         if !serves || crashes == MOST_CRASHES {
             let gone = mount.detach();
             let at = mount.at().display();
@@ -300,16 +320,14 @@ fn end_by(signal: i32) -> ! {
 }
 
 /// Kills a worker, and has another program keep the mount. Returns if that fails: then the next worker is this program's.
-fn replace(worker: Pid, book: &Book, mount: &Mount, keeper: &mut impl Keeper) -> io::Error {
+fn replace(worker: &Child, book: &Book, mount: &Mount, keeper: &mut impl Keeper) -> io::Error {
     let mut prepare = || {
         let program = keeper.successor()?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let old = rustix::fs::open("/proc/self/exe", flags, Mode::empty())?;
         let device = mount.device()?;
-        kill_process(worker, Signal::KILL)?;
-        // It stays to be waited for.
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        rustix::io::retry_on_intr(|| waitid(WaitId::Pid(worker), options))?;
+        kill_process(worker.pid, Signal::KILL)?;
+        worker.wait()?;
         Ok((program, old, device))
     };
     match prepare() {
@@ -321,8 +339,68 @@ fn replace(worker: Pid, book: &Book, mount: &Mount, keeper: &mut impl Keeper) ->
 /// What a worker that is dead has left open.
 fn orphans(owned: &BTreeSet<RawFd>) -> io::Result<Orphans> {
     // SAFETY: `owned` are the descriptors from before the first worker. Since then only workers have opened any, the last
-    // of which is dead, and this process has not begun to. The keeper uses none but `owned`.
+    // of which is dead, and the next one is not there yet. The keeper uses none but `owned`.
     unsafe { Orphans::find(owned) }
+}
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Status(i32),
+    Signal(i32),
+}
+
+impl From<WaitStatus> for End {
+    fn from(status: WaitStatus) -> Self {
+        match status.terminating_signal() {
+            Some(signal) => Self::Signal(signal),
+            None => Self::Status(status.exit_status().unwrap_or(1)),
+        }
+    }
+}
+
+/// A worker, for its keeper.
+struct Child {
+    pid: Pid,
+    writers: Writers,
+}
+
+impl Child {
+    /// Whether all that is left of it are threads that notify. The kernel has them wait until a page that they write to or
+    /// throw away is there, and lets no signal end that. It may be the next worker who has to bring the page. They do
+    /// nothing else any more: they die when they return to the program.
+    fn only_notifies(&self) -> bool {
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else {
+            return false;
+        };
+        let number = |name: OsString| name.to_str().and_then(|name| name.parse().ok());
+        let tasks = tasks.flatten().flat_map(|task| number(task.file_name()));
+        let first = self.pid.as_raw_nonzero().get() as u64;
+        let others: Vec<u64> = tasks.filter(|task| *task != first).collect();
+        let writers = self.writers.all();
+        !others.is_empty() && others.iter().all(|task| writers.contains(task)) && self.is_killed()
+    }
+
+    /// Whether its first thread is dead. The others are being killed then.
+    fn is_killed(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+
+    /// Whether it is dead, or as good as dead.
+    fn is_over(&self) -> io::Result<bool> {
+        // It stays to be waited for.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        Ok(waitid(WaitId::Pid(self.pid), options)?.is_some() || self.only_notifies())
+    }
+
+    /// Waits until it is, after it was killed.
+    fn wait(&self) -> io::Result<()> {
+        while !self.is_over()? {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
 }
 
 /// What a keeper has to see to.
@@ -331,29 +409,31 @@ enum Happened {
     Ready,
     /// Another program is asked for.
     Upgrade,
-    /// The worker has ended.
-    Ended(WaitStatus),
+    Ended(End),
 }
 
 /// Waits for something to see to, and passes on signals that end the mount.
-fn wait(worker: Pid, signals: &SignalSet) -> Happened {
+fn wait(worker: &Child, signals: &SignalSet) -> Happened {
     loop {
         match wait_any(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == worker => return Happened::Ended(status),
+            Ok(Some((pid, status))) if pid == worker.pid => return Happened::Ended(status.into()),
             // A child from before.
             Ok(Some(_)) | Err(Errno::INTR) => continue,
             Ok(None) => {}
             Err(error) => unreachable!("waiting for a child: {error}"),
         }
-        match signals.wait_for_any() {
+        match signals.wait_for_any(Some(LOOKS)) {
             Some((signal, _)) if signal == READY.as_raw() => return Happened::Ready,
             Some((signal, _)) if signal == UPGRADE.as_raw() => return Happened::Upgrade,
             // The worker has it from the terminal. A second one would cut off the mount's users.
-            Some((_, true)) if getpgid(Some(worker)) == getpgid(None) => {}
+            Some((_, true)) if getpgid(Some(worker.pid)) == getpgid(None) => {}
             Some((signal, _)) if SIGNALS.contains(&signal) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    let _ = kill_process(worker, signal);
+                    let _ = kill_process(worker.pid, signal);
                 }
+            }
+            None if worker.only_notifies() => {
+                return Happened::Ended(End::Signal(libc::SIGKILL));
             }
             _ => {}
         }

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use foldhash::{HashMap, HashSet};
+use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
@@ -18,6 +19,7 @@ use super::book::{self, Book, Head, Intent, Kind, Record};
 use crate::fs::{
     Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
 };
+use crate::notify::Writers;
 use crate::reply::{Outcome, Reply};
 use crate::request::{DEPTH, Request};
 
@@ -25,6 +27,9 @@ use crate::request::{DEPTH, Request};
 const SHARDS: usize = 64;
 /// After so long the kernel has sent again all that it had.
 pub(crate) const SETTLES: Duration = Duration::from_secs(5);
+
+/// Each has slots for as many requests as it has under way.
+const MOST_QUEUES: usize = book::SLOTS / DEPTH;
 
 /// Places of the book, and what is there.
 type Places = Vec<(usize, Head)>;
@@ -76,6 +81,8 @@ struct Left {
 /// What a successor of this worker needs to serve on.
 pub struct Ledger {
     book: Book,
+    writers: Writers,
+    keeper: Pid,
     shards: [Mutex<Shard>; SHARDS],
     free: Mutex<Free>,
     left: Mutex<Left>,
@@ -123,16 +130,31 @@ fn is_once(operation: &Operation<'_>) -> bool {
 
 impl Ledger {
     /// Over a book; `orphans` are the descriptors that an earlier worker has left.
-    pub(super) fn new(book: Book, orphans: Option<Orphans>) -> Self {
+    pub(super) fn new(book: Book, orphans: Option<Orphans>, keeper: Pid) -> Self {
         book.next_generation();
+        let writers = book.writers();
+        writers.clear();
         Self {
             book,
+            writers,
+            keeper,
             shards: std::array::from_fn(|_| Mutex::default()),
             free: Mutex::default(),
             left: Mutex::default(),
             orphans: Mutex::new(orphans),
             devices: Mutex::default(),
         }
+    }
+
+    /// The process that keeps the mount; none if it is dead.
+    pub fn keeper(&self) -> Option<Pid> {
+        // Another process is then this one's parent, which is not always the first one.
+        getppid().filter(|parent| *parent == self.keeper)
+    }
+
+    /// Where the threads that notify are noted.
+    pub(crate) fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// How many workers there were, this one included.
@@ -152,6 +174,31 @@ impl Ledger {
 
     fn shard(&self, number: u64) -> &Mutex<Shard> {
         &self.shards[uvfs_sys::spread(number, SHARDS)]
+    }
+
+    /// For tests.
+    pub(super) fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Notes nodes and handles as if a request had given them to the kernel. For tests.
+    pub(super) fn note_all(
+        &self,
+        fs: &dyn Survive,
+        nodes: &[Node],
+        handles: &[(bool, Node, Handle)],
+    ) {
+        for node in nodes {
+            self.found(fs, node.0, 1);
+        }
+        for (directory, node, fh) in handles {
+            let kind = if *directory {
+                Kind::Directory
+            } else {
+                Kind::File
+            };
+            self.opened(fs, kind, node.0, fh.0, 1);
+        }
     }
 
     /// The INIT that an earlier worker has answered.
@@ -174,7 +221,7 @@ impl Ledger {
             return Ok(left);
         }
         let made = make()?;
-        if made.len() * DEPTH > book::SLOTS {
+        if made.len() > MOST_QUEUES {
             return Err(io::Error::other(
                 "survive: there are more cores than it is made for",
             ));
@@ -191,7 +238,11 @@ impl Ledger {
             return Ok(Vec::new());
         };
         self.book.check()?;
-        for device in self.book.devices()? {
+        let devices = self.book.devices()?;
+        if devices.len() > MOST_QUEUES {
+            return Err(book::invalid("too many connections"));
+        }
+        for device in devices {
             lock(&self.devices).push(orphans.claim(device)?);
         }
         let mut left = Left::default();
