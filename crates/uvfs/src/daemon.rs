@@ -88,8 +88,7 @@ impl Report {
             // The child ends now.
             let _ = self.socket.write_all(&[0]);
             let _ = waitpid(Some(child), WaitOptions::empty());
-            // Does nothing unless systemd started a unit of Type=notify.
-            return sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into());
+            return Ok(());
         }
         let null = File::options()
             .read(true)
@@ -110,6 +109,14 @@ impl Report {
         // The process that was started may have been killed meanwhile; the mount stays.
         drop(wrote);
         Ok(())
+    }
+
+    /// Tells systemd that the mount answers, if that started this process as a unit of Type=notify.
+    pub fn tells_systemd(&self) -> Result<()> {
+        match self.child {
+            Some(_) => sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into()),
+            None => Ok(()),
+        }
     }
 
     /// Leaves the terminal to the keeper of this server's mount, which passes on the signals that come from it; in the

@@ -766,9 +766,13 @@ fn mounted<F: FileSystem>(
     let cut_off = end_on_signals(signals, made).map_err(failed)?;
     unmount.0 = None;
     report.ready()?;
-    if let Some(worker) = &worker {
-        report.leaves_terminal();
-        worker.ready();
+    match &worker {
+        // Its keeper is the process that systemd knows.
+        Some(worker) => {
+            report.leaves_terminal();
+            worker.ready();
+        }
+        None => report.tells_systemd()?,
     }
     ended(server, &cut_off, path)
 }
