@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::harness::*;
+use crate::survive::{survives, while_replaced};
 
 const CONFIGURATION: &str = r#"
 [opsize]
@@ -30,22 +32,26 @@ fn exercise(transport: Transport, option: &str) {
     if !has(&[Need::Mount(transport), Need::Tool("fsx")]) {
         return;
     }
+    let served = Served::new(&Serve::over(transport).option(option));
+    exercise_by(&served, |fsx, limit| served.mount.run_within(limit, fsx));
+    served.mount.unmount();
+}
+
+fn exercise_by(served: &Served, run: impl Fn(&mut Command, Duration) -> Outcome) {
     // fsx never unmaps what it reads through a mapping, so every truncation looks through all of
     // them, on any file system: long runs have few.
     let (operations, seeds, mapread, limit) = match full() {
         true => (200_000, 3, 1, 3 * LATER),
         false => (8_000, 2, 10, LATER),
     };
-    let served = Served::new(&Serve::over(transport).option(option));
     let configuration = CONFIGURATION.replace("{mapread}", &mapread.to_string());
     fs::write(served.scratch.path("configuration"), configuration).unwrap();
     for seed in 1..=seeds {
         let mut fsx = fsx(&served.scratch, operations, seed);
         fsx.arg(served.at(&format!("file.{seed}")));
-        let outcome = served.mount.run_within(limit, &mut fsx);
+        let outcome = run(&mut fsx, limit);
         assert!(outcome.status.success(), "seed {seed}: {outcome}");
     }
-    served.mount.unmount();
 }
 
 /// The command, without the file. Its configuration has to be in `scratch`.
@@ -130,6 +136,36 @@ fn reads_back_over_uring_with_writeback() {
 #[test]
 fn reads_back_over_uring_with_passthrough() {
     passthrough(Transport::Uring);
+}
+
+fn while_the_server_is_replaced(option: &str) {
+    let need = [Need::Mount(Transport::Dev), Need::Tool("fsx"), Need::Uvfs];
+    if !has(&need) {
+        return;
+    }
+    let served = Served::new(&survives().option(option));
+    exercise_by(&served, |fsx, limit| {
+        while_replaced(&served.mount, || served.mount.run_within(limit, fsx))
+    });
+    served.mount.unmount();
+}
+
+/// The same while the server is replaced again and again.
+#[test]
+fn reads_back_while_the_server_is_replaced() {
+    while_the_server_is_replaced("");
+}
+
+/// The same where the kernel asks the server for all data.
+#[test]
+fn reads_back_without_backing_files_while_the_server_is_replaced() {
+    while_the_server_is_replaced("nopassthrough");
+}
+
+/// The same with the kernel's own writeback.
+#[test]
+fn reads_back_with_writeback_while_the_server_is_replaced() {
+    while_the_server_is_replaced("nopassthrough,writeback");
 }
 
 /// FUSE passthrough came with Linux 6.9, as a choice of the kernel's configuration.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::harness::*;
 use crate::preload::{How, uvfs_run};
+use crate::survive::{survives, while_replaced};
 
 /// Tests that may differ, each with the reason.
 const BY_NATURE: &[(&str, &str)] = &[(
@@ -144,6 +145,40 @@ fn passes_over_dev() {
 #[test]
 fn passes_over_uring() {
     passes_what_the_host_passes(Transport::Uring);
+}
+
+/// The same while the server is replaced again and again.
+#[test]
+fn passes_while_the_server_is_replaced() {
+    use Need::*;
+    if !has(&[Mount(Transport::Dev), Tool("pjdfstest"), Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::write(scratch.path("configuration"), CONFIGURATION).unwrap();
+    scratch.tmpfs("secondary", "16m");
+    let source = scratch.tmpfs("tmpfs", "256m");
+    let host = parse(&run(&mut suite(&source, &scratch)).stdout);
+    let passes = |(_, verdict): &(&String, &Verdict)| **verdict == Verdict::Passed;
+    let passed = host.iter().filter(passes).count();
+    assert!(passed > 300, "only {passed} tests pass on the host");
+    let mount = crate::harness::Mount::new(&survives(), &source, &scratch.dir("mount"));
+    for round in 0..if full() { 20 } else { 1 } {
+        let mut command = suite(&mount.at, &scratch);
+        let outcome = while_replaced(&mount, || mount.run_within(LATER, &mut command));
+        let through = parse(&outcome.stdout);
+        let differences: Vec<_> = host
+            .iter()
+            .filter(passes)
+            .filter(|(test, verdict)| {
+                let by_nature = BY_NATURE.iter().any(|(known, _)| known == test);
+                through.get(*test) != Some(verdict) && !by_nature
+            })
+            .map(|(test, _)| format!("{test}: {:?}", through.get(test)))
+            .collect();
+        assert!(differences.is_empty(), "round {round}: {differences:#?}");
+    }
+    mount.unmount();
 }
 
 /// The suite as a program under `uvfs run`: passes what it passes without.

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,7 +14,8 @@ use uvfs_testing::outlives::{self, PAUSE};
 
 use crate::harness::*;
 
-fn survives() -> Serve {
+/// How to serve a mount that outlives its server.
+pub fn survives() -> Serve {
     Serve::over(Transport::Dev).option("survive")
 }
 
@@ -43,15 +46,17 @@ fn outlives(serve: &Serve) -> Served {
     served
 }
 
-/// Starts the programs, for so long.
+/// Starts the programs, for so long. `words` are those that the file system does not have, and perhaps `full`.
 fn load(mount: &Mount, time: Duration, words: &[&str]) -> Running {
-    Running::start(
-        Command::new("python3")
-            .args(["-c", outlives::PROGRAMS])
-            .arg(&mount.at)
-            .arg(time.as_secs_f64().to_string())
-            .args(words),
-    )
+    let mut python = Command::new("python3");
+    python.args(["-c", outlives::PROGRAMS]);
+    python.arg(&mount.at).arg(time.as_secs_f64().to_string());
+    Running::start(python.args(words))
+}
+
+/// All programs, with those that take longer where tests may.
+fn all() -> &'static [&'static str] {
+    if full() { &["", "full"] } else { &[] }
 }
 
 /// Kills the worker, and waits for the next one.
@@ -63,13 +68,47 @@ pub(crate) fn replaced(mount: &Mount, signal: Signal) {
     });
 }
 
-/// Whether the load can run.
+/// Does something while the server is replaced again and again: by turns another one after it is killed, and another
+/// program.
+pub fn while_replaced<T>(mount: &Mount, does: impl FnOnce() -> T) -> T {
+    let every = if full() {
+        Duration::from_secs(1)
+    } else {
+        PAUSE
+    };
+    let ended = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        let replaces = scope.spawn(|| {
+            for turn in 1.. {
+                std::thread::sleep(every);
+                if ended.load(Ordering::Relaxed) {
+                    return turn - 1;
+                }
+                match turn % 2 {
+                    0 => drop(upgrade(mount).ok()),
+                    _ => replaced(mount, Signal::KILL),
+                }
+            }
+            0
+        });
+        let outcome = catch_unwind(AssertUnwindSafe(does));
+        ended.store(true, Ordering::Relaxed);
+        let replaced = replaces.join().expect("the server is replaced");
+        eprintln!("replaced {replaced} times");
+        assert!(replaced > 0);
+        outcome
+    });
+    outcome.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Whether the machine has what the programs need.
 pub(crate) fn has_load() -> bool {
+    let long = ["git", "make", "cc", "fio", "tail"].map(Need::Program);
     has(&[
         Need::Mount(Transport::Dev),
         Need::Uvfs,
         Need::Program("python3"),
-    ])
+    ]) && (!full() || has(&long))
 }
 
 /// Runs the programs while the server is killed again and again.
@@ -86,7 +125,7 @@ pub(crate) fn kill_under_load(mount: &Mount, words: &[&str], signal: Signal) {
             done += 1;
         }
     }
-    let outcome = load.wait(time + SOON).expect("the programs end").ok();
+    let outcome = load.wait(time + LATER).expect("the programs end").ok();
     eprintln!("{done} kills: {outcome}");
     let counts = counts(mount);
     assert!(
@@ -100,7 +139,7 @@ fn killed_under_load(options: &str, signal: Signal) {
         return;
     }
     let served = outlives(&survives().option(options));
-    kill_under_load(&served.mount, &[], signal);
+    kill_under_load(&served.mount, all(), signal);
     // The source is what the mount shows.
     let list = |at: &Path| run(Command::new("ls").arg("-AlR").current_dir(at)).ok();
     assert_eq!(list(&served.mount.at), list(&served.source));
@@ -116,6 +155,31 @@ fn a_killed_server_is_replaced() {
 #[test]
 fn a_killed_server_is_replaced_without_backing_files() {
     killed_under_load("nopassthrough", Signal::KILL);
+}
+
+/// A killed server whose notification waits in the kernel for a page, which only the next server can bring, is replaced.
+#[test]
+fn a_server_that_can_not_die_is_replaced() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("python3"),
+    ]) {
+        return;
+    }
+    let served = Served::new(&survives().option("nopassthrough"));
+    fs::write(served.source.join("hot"), vec![1; 4 << 20]).unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", include_str!("programs/hot.py")]);
+    python.arg(&served.source).arg(&served.mount.at);
+    let mut load = Running::start(python.arg(if full() { "60" } else { "5" }));
+    while load.ended().is_none() {
+        std::thread::sleep(PAUSE);
+        if let Some(worker) = worker(&served.mount) {
+            let _ = kill_process(worker, Signal::KILL);
+        }
+    }
+    load.wait(SOON).expect("the program ends").ok();
 }
 
 /// The same when it crashes.
@@ -140,8 +204,11 @@ fn what_was_open_stays_open() {
     ));
     wait_for("the program", || served.source.join("ready").exists());
     let taken = || shell("flock -n \"$1/held\" true", &[&served.mount.at]);
-    for _ in 0..3 {
-        replaced(&served.mount, Signal::KILL);
+    for turn in 0..7 {
+        match turn % 3 {
+            0 => drop(upgrade(&served.mount).ok()),
+            _ => replaced(&served.mount, Signal::KILL),
+        }
         let outcome = served.mount.run(&mut taken());
         assert_eq!(
             outcome.status.code(),
@@ -263,7 +330,7 @@ fn a_replaced_program_goes_on() {
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
     let served = outlives(&survives().option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
-    let mut load = load(&served.mount, time, &[]);
+    let mut load = load(&served.mount, time, all());
     let keeper = counts(&served.mount).keeper;
     let mut done = 0;
     while load.ended().is_none() && done < upgrades {
@@ -271,7 +338,7 @@ fn a_replaced_program_goes_on() {
         done += 1;
         std::thread::sleep(PAUSE);
     }
-    let outcome = load.wait(time + SOON).expect("the programs end").ok();
+    let outcome = load.wait(time + LATER).expect("the programs end").ok();
     eprintln!("{done} upgrades: {outcome}");
     let counts = counts(&served.mount);
     assert_eq!((counts.programs, counts.keeper), (done + 1, keeper));
@@ -324,6 +391,58 @@ fn a_program_that_can_not_serve_replaces_none() {
     // And from then on.
     replaced(&served.mount, Signal::KILL);
     upgrade(&served.mount).ok();
+}
+
+/// `uvfs upgrade --all` upgrades the mounts whose program was replaced, and no other.
+#[test]
+fn all_are_upgraded_whose_program_was_replaced() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (program, source) = (scratch.dir("bin").join("uvfs"), scratch.dir("source"));
+    let installs = |file: &str| {
+        // A file that runs can't be written to.
+        let _ = fs::remove_file(&program);
+        run(Command::new("install").arg(file).arg(&program)).ok();
+    };
+    installs(env!("CARGO_BIN_EXE_uvfs"));
+    let mount = |name: &str, serve: Serve| Mount::new(&serve, &source, &scratch.dir(name));
+    let mut own = survives();
+    own.program.clone_from(&program);
+    let replaced = mount("replaced", own);
+    let same = mount("same", survives());
+    let plain = mount("plain", Serve::over(Transport::Dev));
+    let first = report(&plain.at).pid;
+    // Where the mounts of other tests are not seen.
+    let upgrade_all = || {
+        let script = "findmnt -rno TARGET -t fuse.uvfs | { grep -v \"^$1\" || true; } | xargs -r -n 1 umount -l; exec \"$2\" upgrade --all";
+        let own = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+        ];
+        let mut command = command(own[0], &own[1..]);
+        command.args([script, "bash"]).arg(scratch.path(""));
+        run(command.arg(env!("CARGO_BIN_EXE_uvfs")))
+    };
+    upgrade_all().ok();
+    assert_eq!(counts(&replaced).programs, 1);
+    installs(env!("CARGO_BIN_EXE_uvfs"));
+    for _ in 0..2 {
+        upgrade_all().ok();
+        assert_eq!(counts(&replaced).programs, 2);
+        assert_eq!(counts(&same).programs, 1);
+        assert_eq!(report(&plain.at).pid, first);
+    }
+    installs("/dev/null");
+    let outcome = upgrade_all();
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    assert!(outcome.stderr.contains("replaced: "), "{outcome}");
+    assert_eq!(counts(&replaced).programs, 2);
 }
 
 /// A mount in the background, which has let go of its terminal, does the same.

@@ -1,8 +1,8 @@
 """Programs that know what their calls have to give, while the server of the mount is replaced.
 
-outlives.py DIRECTORY SECONDS [WITHOUT,...]: exits with 0 if no call failed, nothing acknowledged was lost, and nothing was
-done twice. Prints the longest call in milliseconds. WITHOUT are programs, or "links", "symlinks" and "fifos", that the file
-system does not have.
+outlives.py DIRECTORY SECONDS [WITHOUT,... [full]]: exits with 0 if no call failed, nothing acknowledged was lost, and nothing
+was done twice. Prints the longest call in milliseconds. WITHOUT are programs, or "links", "symlinks" and "fifos", that the file
+system does not have. With `full`, git, make, fio and tail run beside.
 """
 
 import ctypes
@@ -10,9 +10,11 @@ import fcntl
 import mmap
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -174,6 +176,88 @@ def large(i):
     os.close(fd)
 
 
+def runs(*words):
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+def git(*words):
+    return runs("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "gc.auto=0", *words)
+
+
+def clones(origin):
+    """A repository is cloned, changed, collected and checked."""
+    for n in range(150):
+        with open(os.path.join(origin, "f%d" % n), "w") as file:
+            file.write("line %d\n" % n * (n + 1))
+    git("init", "-q", origin)
+    git("-C", origin, "add", ".")
+    git("-C", origin, "commit", "-qm", "one")
+
+    def step(i):
+        clone = path("clone")
+        git("clone", "-q", "--no-local", origin, clone)
+        write("clone/f0", b"%d" % i)
+        git("-C", clone, "commit", "-qam", "two")
+        git("-C", clone, "gc", "--quiet", "--prune=now")
+        git("-C", clone, "fsck", "--full", "--strict")
+        assert git("-C", clone, "status", "--porcelain") == ""
+        shutil.rmtree(clone)
+
+    return step
+
+
+MAKEFILE = """
+objects := $(patsubst %.c,%.o,$(wildcard *.c))
+all: program
+program: $(objects)
+\tcc -o $@ $(objects)
+clean:
+\trm -f program *.o
+"""
+
+
+def builds():
+    os.mkdir(path("tree"))
+    write("tree/Makefile", MAKEFILE.encode())
+    for n in range(40):
+        write("tree/f%d.c" % n, b"int f%d(void) { return %d; }\n" % (n, n))
+    calls = "+".join("f%d()" % n for n in range(40))
+    declared = " ".join("int f%d(void);" % n for n in range(40))
+    write("tree/main.c", ("#include <stdio.h>\n%s int main(void) { return !printf(\"%%d\", %s); }" % (declared, calls)).encode())
+
+    def step(i):
+        runs("make", "-s", "-j2", "-C", path("tree"), "all")
+        assert runs(path("tree/program")) == str(sum(range(40)))
+        runs("make", "-s", "-C", path("tree"), "clean")
+
+    return step
+
+
+def verifies(i):
+    how = ("--ioengine=psync", "--ioengine=libaio", "--ioengine=mmap")[i % 3]
+    words = "--name=v --size=16m --rw=randrw --bs=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=8"
+    direct = "--direct=%d" % (i % 3 == 1)
+    runs("fio", how, direct, "--filename=" + path("fio"), *words.split())
+
+
+def follows(output):
+    """Each line that is appended is seen by `tail -f`."""
+    write("log", b"")
+    tail = subprocess.Popen(["tail", "-f", "-n", "+1", "-s", "0.1", path("log")], stdout=output)
+
+    def step(i):
+        if i < 0:
+            tail.kill()
+            return tail.wait()
+        with open(path("log"), "ab") as file:
+            file.write(b"%d\n" % i)
+        time.sleep(0.005)
+
+    return step
+
+
 INSIDE = """
 import os, sys, time
 os.chdir(sys.argv[1])
@@ -223,6 +307,17 @@ steps = {
     "large": large,
 }
 steps = {name: step for name, step in steps.items() if name not in without}
+if sys.argv[4:] == ["full"]:
+    aside = tempfile.mkdtemp()
+    os.mkdir(os.path.join(aside, "origin"))
+    seen = open(os.path.join(aside, "seen"), "w+b")
+    more = {
+        "clones": clones(os.path.join(aside, "origin")),
+        "builds": builds(),
+        "verifies": verifies,
+        "follows": follows(seen),
+    }
+    steps.update(more)
 end = time.monotonic() + float(sys.argv[2])
 threads = [threading.Thread(target=run, args=one) for one in steps.items()]
 for thread in threads:
@@ -245,5 +340,14 @@ if db.execute("select count(*) from t").fetchone()[0] != rounds["commits"]:
 if db.execute("pragma integrity_check").fetchone()[0] != "ok":
     bad.append("integrity")
 db.close()
+if "follows" in steps:
+    late = time.monotonic() + 30
+    while os.fstat(seen.fileno()).st_size < os.stat(path("log")).st_size and time.monotonic() < late:
+        time.sleep(0.1)
+    steps["follows"](-1)
+    seen.seek(0)
+    if seen.read() != b"".join(b"%d\n" % i for i in range(rounds["follows"])):
+        bad.append("followed")
+    shutil.rmtree(aside)
 print("longest %.1f ms, rounds %s, bad %s" % (1000 * longest[0], rounds, bad))
 sys.exit(bool(bad) or min(rounds.values()) == 0)
