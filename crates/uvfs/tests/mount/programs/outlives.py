@@ -237,7 +237,7 @@ def builds():
 
 def verifies(i):
     how = ("--ioengine=psync", "--ioengine=libaio", "--ioengine=mmap")[i % 3]
-    words = "--name=v --size=16m --rw=randrw --bs=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=8"
+    words = "--name=v --size=16m --rw=randrw --bs=4k-64k --verify=crc32c --verify_fatal=1 --verify_state_save=0 --iodepth=8"
     direct = "--direct=%d" % (i % 3 == 1)
     runs("fio", how, direct, "--filename=" + path("fio"), *words.split())
 
