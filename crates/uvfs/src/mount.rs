@@ -810,9 +810,10 @@ fn end_on_signals(signals: SignalSet, mount: Mount) -> io::Result<Arc<AtomicBool
                 if ending.stage() == Stage::Aborted {
                     std::process::exit(1);
                 }
+                // Before the abort, with which the server ends.
+                let aborts = ending.stage() == Stage::Detached;
+                outcome.store(aborts, Ordering::Relaxed);
                 ending.signal(signal);
-                let aborted = ending.stage() == Stage::Aborted;
-                outcome.store(aborted, Ordering::Relaxed);
             }
             ending.tick();
         }

@@ -192,12 +192,12 @@ impl Ledger {
             self.found(fs, node.0, 1);
         }
         for (directory, node, fh) in handles {
-            let kind = if *directory {
-                Kind::Directory
-            } else {
-                Kind::File
+            let kind = match directory {
+                true => Kind::Directory,
+                false => Kind::File,
             };
-            self.opened(fs, kind, node.0, fh.0, 1);
+            let (fh, node) = (fh.0, node.0);
+            self.opened(fs, Open { kind, fh, node }, 1);
         }
     }
 
