@@ -45,6 +45,7 @@ const KEPT: u32 = 16;
 const PRINT: u32 = 32;
 const ANEW: u32 = 64;
 const STREAMED: u32 = 128;
+const EARLIER: u32 = 256;
 /// Stands for an attribute that the record does not have.
 const NONE: u32 = u32::MAX;
 
@@ -107,6 +108,8 @@ pub(crate) struct State {
     pub(crate) anew: bool,
     /// The hash of the contents that the last put sent. The store may have them although no answer came.
     pub(crate) print: Option<Print>,
+    /// That of the put before, if no answer came to that one either. It may arrive later than it was looked for.
+    pub(crate) earlier: Option<Print>,
     /// The hash of the contents that the store has as the version `replaces`, if a put of this mount sent them.
     pub(crate) sent: Option<Print>,
     /// Perhaps the last change was none: see [`State::may_have_changed`].
@@ -192,6 +195,11 @@ impl State {
         self.wanted == self.changes
     }
 
+    /// The hashes that the store may have without an answer.
+    pub(crate) fn prints(&self) -> [Option<Print>; 2] {
+        [self.print, self.earlier]
+    }
+
     /// Whether it is a file, and not a directory that is made or a name that is removed.
     pub(crate) fn is_file(&self) -> bool {
         !self.gone && !is_directory(&self.key)
@@ -202,7 +210,7 @@ impl State {
         if let Some(removal) = removal {
             let had = removal.state();
             self.replaces = had.replaces.clone().filter(|_| had.is_dirty());
-            self.print = had.print;
+            (self.print, self.earlier) = (had.print, had.earlier);
             self.anew = self.replaces.is_some();
         }
     }
@@ -486,7 +494,7 @@ impl Draft {
     pub(crate) fn stored(&self, before: &State, stored: Stored) -> Result<()> {
         let mut state = self.state();
         state.stored = before.changes;
-        (state.print, state.anew) = (None, false);
+        (state.print, state.earlier, state.anew) = (None, None, false);
         state.replaces = Some(stored.version);
         (state.sums, state.sent) = (stored.sums, stored.print);
         self.note(&state)
@@ -502,7 +510,8 @@ impl Draft {
     /// Notes the hash of the contents that a put is about to send.
     pub(crate) fn about_to_put(&self, print: Print) -> Result<()> {
         let mut state = self.state();
-        state.print = Some(print);
+        let before = state.print.replace(print).filter(|had| *had != print);
+        state.earlier = before.or(state.earlier);
         self.note(&state)
     }
 
@@ -516,7 +525,7 @@ impl Draft {
     /// Notes that the version in the store is an earlier one of this draft.
     pub(crate) fn take_place_of(&self, version: Version) -> Result<()> {
         let mut state = self.state();
-        state.replaces = Some(version);
+        (state.replaces, state.print, state.earlier) = (Some(version), None, None);
         self.note(&state)
     }
 
@@ -1127,6 +1136,7 @@ pub(crate) fn state(key: &str, replaces: Option<Version>, posix: Posix, changes:
         order: 0,
         anew: false,
         print: None,
+        earlier: None,
         sent: None,
         is_unsure: false,
         kept: false,
@@ -1159,8 +1169,8 @@ pub(crate) fn directory(key: &str, posix: Posix) -> State {
     }
 }
 
-/// A record: flags, attributes and the order, each of 4 bytes, little-endian, a print, and then the key and the version as a map has
-/// them.
+/// A record: flags, attributes and the order, each of 4 bytes, little-endian, a print, perhaps an earlier one, and then the key and
+/// the version as a map has them.
 fn record(state: &State) -> Option<Vec<u8>> {
     let replaces = state.replaces.clone();
     let flag = |is, flag| if is { flag } else { 0 };
@@ -1171,12 +1181,14 @@ fn record(state: &State) -> Option<Vec<u8>> {
         | flag(state.gone, GONE)
         | flag(state.kept, KEPT)
         | flag(state.print.is_some(), PRINT)
+        | flag(state.earlier.is_some(), EARLIER)
         | flag(state.anew, ANEW)
         | flag(state.parts.is_streamed(), STREAMED);
     let [mode, uid, gid, kind, rdev] = words(&state.posix);
     let words: [u32; WORDS] = [flags, mode, uid, gid, kind, rdev, state.order];
     let mut all: Vec<_> = words.into_iter().flat_map(u32::to_le_bytes).collect();
     all.extend(state.print.unwrap_or_default());
+    all.extend(state.earlier.iter().flatten());
     all.extend(map::describe(&state.key, &replaces.unwrap_or_default())?);
     Some(all)
 }
@@ -1215,6 +1227,11 @@ pub(crate) fn posix_of(&[mode, uid, gid, kind, rdev]: &[u32; POSIX]) -> Option<P
 fn parse(record: &[u8]) -> Option<State> {
     let (words, rest) = record.split_at_checked(4 * WORDS)?;
     let (print, rest) = rest.split_first_chunk()?;
+    let flags = u32::from_le_bytes(*words.first_chunk()?);
+    let (earlier, rest) = match flags & EARLIER {
+        0 => (None, rest),
+        _ => (rest.split_first_chunk()).map(|(earlier, rest)| (Some(*earlier), rest))?,
+    };
     let (key, version) = map::described(rest)?;
     // A mount made it, so a path leads to it.
     if !has_path(key.strip_suffix('/').unwrap_or(&key)) {
@@ -1222,7 +1239,6 @@ fn parse(record: &[u8]) -> Option<State> {
     }
     let (print, (words, _)) = (*print, words.as_chunks());
     let word = |at: usize| u32::from_le_bytes(words[at]);
-    let flags = word(0);
     let posix = posix_of(&std::array::from_fn(|at| word(at + 1)))?;
     let replaces = (flags & REPLACES != 0).then_some(version);
     let changes = u64::from(flags & CLEAN == 0);
@@ -1235,6 +1251,7 @@ fn parse(record: &[u8]) -> Option<State> {
         order: word(6),
         anew: flags & ANEW != 0,
         print: (flags & PRINT != 0).then_some(print),
+        earlier,
         gone: flags & GONE != 0,
         kept: flags & KEPT != 0,
         wanted: if flags & WANTED != 0 { changes } else { 0 },

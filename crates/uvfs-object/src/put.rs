@@ -154,6 +154,9 @@ impl Writing {
                     return draft.unchanged(&before);
                 }
             }
+            if before.print.is_some() && self.arrived(draft, &before).await? {
+                continue;
+            }
             // An upload that has begun takes permits for its parts.
             let under_way = match upload {
                 Some(_) => 0,
@@ -217,6 +220,23 @@ impl Writing {
         self.back || self.tree.session.get().is_some()
     }
 
+    /// Whether the store has what an earlier put sent, whose answer did not come, as another version than the draft is to take the
+    /// place of. This is found out before the next put notes another hash: with that one lost, too, the version would be taken for
+    /// another writer's.
+    async fn arrived(&self, draft: &Draft, before: &draft::State) -> Result<bool> {
+        let (store, key) = (&self.fetch.store, &before.key);
+        let facts = store.stat(key).await?;
+        let Some(version) = facts.and_then(|facts| facts.version) else {
+            return Ok(false);
+        };
+        let is_known = before.replaces.as_ref().is_some_and(|had| had.is(&version));
+        let arrived = !is_known && store.has_print(key, &version, before.prints()).await?;
+        if arrived {
+            draft.take_place_of(version)?;
+        }
+        Ok(arrived)
+    }
+
     /// Finds out why the store refused a put. True if it has the draft.
     async fn refused(&self, draft: &Arc<Draft>, before: &draft::State) -> Result<bool> {
         let (store, key) = (&self.fetch.store, &before.key);
@@ -235,7 +255,7 @@ impl Writing {
                 self.stored(draft, before, stored)?;
                 return Ok(true);
             }
-            Some(Some(version)) if store.has_print(key, &version, before.print).await? => {
+            Some(Some(version)) if store.has_print(key, &version, before.prints()).await? => {
                 draft.take_place_of(version)?;
             }
             // Another writer has put another version.
@@ -297,7 +317,7 @@ impl Writing {
         }
         match store.stat(key).await?.and_then(|facts| facts.version) {
             None => Ok(Removal::Gone),
-            Some(now) if store.has_print(key, &now, before.print).await? => {
+            Some(now) if store.has_print(key, &now, before.prints()).await? => {
                 store.remove_version(key, &now).await
             }
             Some(_) => Ok(Removal::Refused),
@@ -485,7 +505,7 @@ impl Writing {
         let removal = {
             let state = draft.state();
             let mut removal = draft::change_of_name(&state.key, state.replaces.clone(), true);
-            removal.print = state.print;
+            (removal.print, removal.earlier) = (state.print, state.earlier);
             Some(removal).filter(|_| state.anew)
         };
         removal.map_or(Ok(()), |removal| self.later(removal, Some(draft)))

@@ -373,22 +373,25 @@ impl Store {
         .await
     }
 
-    /// Whether a version has the contents of this print.
+    /// Whether a version has the contents of one of these prints.
     pub(crate) async fn has_print(
         &self,
         key: &str,
         version: &Version,
-        print: Option<Print>,
+        prints: [Option<Print>; 2],
     ) -> Result<bool> {
-        let Some(print) = print else {
+        if prints == [None; 2] {
             return Ok(false);
-        };
+        }
         let mut hash = Sha256::new();
         let whole = self.all_of(key, version, |_, part| {
             hash.update(part);
             true
         });
-        Ok(whole.await? && hash.finalize()[..print.len()] == print)
+        let is_whole = whole.await?;
+        let hash = hash.finalize();
+        let mut prints = prints.iter().flatten();
+        Ok(is_whole && prints.any(|print| hash[..print.len()] == *print))
     }
 
     /// Looks at all of a version, until that says no.

@@ -639,10 +639,13 @@ impl Ledger {
 }
 
 impl Left {
-    /// Adds an intent. A request that was done again before this worker has two: the answer counts, and else the
-    /// time at which it was begun first.
+    /// Adds an intent. A request that was done again before this worker has two or more: the answer counts, then what the file
+    /// system noted, and then the time at which it was begun first.
     fn add(&mut self, intent: Intent) {
-        let rank = |intent: &Intent| (intent.answer.is_none(), intent.began);
+        let rank = |intent: &Intent| {
+            let (answer, note) = (intent.answer.is_none(), intent.note.is_none());
+            (answer, note, intent.began)
+        };
         match self.intents.get(&intent.unique) {
             Some(known) if rank(known) <= rank(&intent) => {}
             _ => drop(self.intents.insert(intent.unique, intent)),
