@@ -57,10 +57,10 @@ Mount options (-o, comma separated; a later one wins):
                              day; never caches no data, names or attributes
   kernel_cache, auto_cache   as in libfuse, data alone: what the kernel has cached of a file stays
                              valid over opens; or does unless the file has changed (default)
-  survive                    directories and images on this machine: the mount outlives its server.
-                             When a signal kills that, or when it crashes, another one goes on, and
-                             no program sees an error. Implies transport=dev; not with host_locks or
-                             auto_unmount
+  survive                    the mount outlives its server. When a signal kills that, or when it
+                             crashes, another one goes on, and no program sees an error. Implies
+                             transport=dev; not with host_locks, auto_unmount, or an image in an
+                             object store
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=TIME, entry_timeout=TIME, negative_timeout=TIME
