@@ -31,7 +31,7 @@ pub fn worker(keeper: u32) -> Option<Pid> {
     (!serves.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
 }
 
-/// An example of the package whose test this is. cargo builds it with the tests.
+/// An example of the package whose test this is, which `./test` builds.
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this program");
     let built = test.ancestors().nth(2).expect("it lies in target");
