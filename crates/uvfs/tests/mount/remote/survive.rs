@@ -37,17 +37,6 @@ fn killed_under_load(options: &[&str]) {
 }
 
 #[test]
-fn a_killed_server_is_replaced_with_write_back() {
-    killed_under_load(&["write=back"]);
-}
-
-/// Names, appends and sqlite wait for the local disk alone. So the server is killed in other places.
-#[test]
-fn a_killed_server_is_replaced_with_nofsync() {
-    killed_under_load(&["write=back,nofsync"]);
-}
-
-#[test]
 fn a_killed_server_is_replaced_with_write_close() {
     killed_under_load(&["write=close"]);
 }
@@ -94,7 +83,7 @@ fn a_store_that_is_down_does_not_end_the_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let store = outlives(&["survive,write=back,nofsync"], |_| {});
+    let store = outlives(&["survive,write=close"], |_| {});
     fs::write(store.at("file"), "one").unwrap();
     let mut file = File::options().append(true).open(store.at("file")).unwrap();
     store.proxy.set(Mode::Refuse);
@@ -103,11 +92,29 @@ fn a_store_that_is_down_does_not_end_the_mount() {
     assert_eq!(fs::read(store.at("file")).unwrap(), b"onetwo");
     upgrade(&store.mount).ok();
     assert_eq!(fs::read(store.at("file")).unwrap(), b"onetwo");
-    drop(file);
     store.proxy.set(Mode::Pass);
+    drop(file);
     wait_for("the store has it", || {
         let bucket = store.fake.bucket();
         let object = bucket.objects.get("p/file");
         object.is_some_and(|object| object.contents == b"onetwo")
     });
+}
+
+/// A promise that it can't keep is refused.
+#[test]
+fn write_back_is_refused() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (uri, at) = (
+        format!("fs://{}", scratch.dir("store").display()),
+        scratch.dir("mount"),
+    );
+    let outcome = run(uvfs()
+        .args(["mount", "-o", "survive,write=back", &uri])
+        .arg(&at));
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(outcome.stderr.contains("not with write=back"), "{outcome}");
 }
