@@ -73,7 +73,7 @@ impl ObjectEngine {
         let Some((parent, key)) = split(uri) else {
             return Ok(None);
         };
-        let store = Store::open(&parent, options, Arc::default())?;
+        let store = Store::open(&parent, options)?;
         let runtime = fs::runtime()?;
         let (asked, wanted) = (store.clone(), key.clone());
         let version = runtime.block_on(async move { asked.stat(&wanted).await });

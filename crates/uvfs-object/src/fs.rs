@@ -21,7 +21,6 @@ use uvfs_server::interrupt::until_killed;
 use uvfs_server::{DEPTH, FileSystem};
 
 use crate::cache::{self, Cache};
-use crate::counters::Counters;
 use crate::draft::{self, Drafts};
 use crate::listing::{Found, Listing, Listings, MOST_NAMES};
 use crate::names::There;
@@ -89,29 +88,42 @@ struct Handles {
 
 /// A store that was found to answer, and the directory of its cache. It can be made before a process is forked.
 pub struct Prepared {
-    puts: Conditions,
+    store: Store,
+    /// The threads that talk to the store, unless a process is forked first.
+    runtime: Option<Runtime>,
     cache: cache::Lock,
-    /// The requests of the preparation count, too.
-    counters: Arc<Counters>,
 }
 
 impl Prepared {
-    /// Asks the store whether it can be served with these options, and takes a directory of the cache.
+    /// Asks the store whether it can be served with these options, and takes a directory of the cache. If the process `forks`
+    /// before it serves, no thread is left.
     ///
     /// # Errors
     /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
     /// can't be made or is used by too many mounts.
-    pub fn new(uri: &str, options: &Options) -> io::Result<Self> {
-        let counters = Arc::<Counters>::default();
-        let store = Store::open(uri, options, counters.clone())?;
-        let puts = ask_first(&store, options)?;
+    pub fn new(uri: &str, options: &Options, forks: bool) -> io::Result<Self> {
+        let mut store = Store::open(uri, options)?;
+        let runtime = match forks {
+            true => tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?,
+            false => runtime()?,
+        };
+        let answer = runtime.block_on(async {
+            store.holds("").await?;
+            if options.writes != Writes::No {
+                store.puts = store.probe().await?;
+            }
+            Ok::<_, Error>(())
+        });
+        answer.map_err(|error| io::Error::other(error.to_string()))?;
         let dir = (options.cache_dir.clone()).map_or_else(default_dir, Ok)?;
         let cache = cache::Lock::take(&dir, store.name())?;
-        cache.note(puts.bits())?;
+        cache.note(store.puts.bits())?;
         Ok(Self {
-            puts,
+            store,
+            runtime: (!forks).then_some(runtime),
             cache,
-            counters,
         })
     }
 
@@ -119,13 +131,15 @@ impl Prepared {
     /// [`Prepared::cache`] was there.
     ///
     /// # Errors
-    /// A descriptor of something else.
-    pub fn again(cache: OwnedFd) -> io::Result<Self> {
+    /// A URI that names no store, and a descriptor of something else.
+    pub fn again(uri: &str, options: &Options, cache: OwnedFd) -> io::Result<Self> {
         let cache = cache::Lock::again(cache)?;
+        let mut store = Store::open(uri, options)?;
+        store.puts = Conditions::from_bits(cache.noted()?);
         Ok(Self {
-            puts: Conditions::from_bits(cache.noted()?),
+            store,
+            runtime: None,
             cache,
-            counters: Arc::default(),
         })
     }
 
@@ -133,21 +147,6 @@ impl Prepared {
     pub fn cache(&self) -> BorrowedFd<'_> {
         self.cache.as_fd()
     }
-}
-
-/// Makes sure that a store answers, and asks which conditions it keeps. No thread is left.
-fn ask_first(store: &Store, options: &Options) -> io::Result<Conditions> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let answer = runtime.block_on(async {
-        store.holds("").await?;
-        match options.writes {
-            Writes::No => Ok::<_, Error>(Conditions::default()),
-            _ => store.probe().await,
-        }
-    });
-    answer.map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// The threads that talk to the store, which begin at once.
@@ -199,8 +198,8 @@ impl ObjectFs {
     /// A URI that names no store, a store or prefix that does not answer or may not be listed, and a cache directory that
     /// can't be made or is used by too many mounts.
     pub fn open(uri: &str, options: Options) -> io::Result<Self> {
-        let prepared = Prepared::new(uri, &options)?;
-        Self::serve(uri, options, prepared, false)
+        let prepared = Prepared::new(uri, &options, false)?;
+        Self::serve(prepared, options, false)
     }
 
     /// The same for a store that was prepared with these options. With `goes_on`, a server of the mount was there before, and
@@ -208,17 +207,15 @@ impl ObjectFs {
     ///
     /// # Errors
     /// A cache that can't be read or written; no thread.
-    pub fn serve(
-        uri: &str,
-        options: Options,
-        prepared: Prepared,
-        goes_on: bool,
-    ) -> io::Result<Self> {
-        let mut store = Store::open(uri, &options, prepared.counters)?;
-        store.puts = prepared.puts;
-        let runtime = runtime()?;
+    pub fn serve(prepared: Prepared, options: Options, goes_on: bool) -> io::Result<Self> {
+        let Prepared {
+            store,
+            runtime: begun,
+            cache,
+        } = prepared;
+        let runtime = begun.map_or_else(runtime, Ok)?;
         let writes = options.writes != Writes::No;
-        let cache = Cache::open(prepared.cache, options.cache_size)?;
+        let cache = Cache::open(cache, options.cache_size)?;
         let cache = Arc::new(cache);
         let permits = permits(&options);
         let fetch = Fetch {
@@ -227,16 +224,14 @@ impl ObjectFs {
             cache,
             permits: Arc::new(Semaphore::new(permits)),
         };
+        let drafts = if goes_on { Drafts::go_on } else { Drafts::open };
         let (tree, listings) = (Arc::new(Tree::new()), Arc::default());
         let writing = match writes {
             true => Some(Arc::new(Writing {
                 fetch: fetch.clone(),
                 tree: tree.clone(),
                 listings: Arc::clone(&listings),
-                drafts: match goes_on {
-                    true => Drafts::go_on(fetch.cache.clone(), options.writes == Writes::Back)?,
-                    false => Drafts::open(fetch.cache.clone(), options.writes == Writes::Back)?,
-                },
+                drafts: drafts(fetch.cache.clone(), options.writes == Writes::Back)?,
                 permits,
                 back: options.writes == Writes::Back,
                 local_fsync: options.local_fsync,

@@ -197,10 +197,11 @@ fn service_of(uri: &OperatorUri, environment: impl Fn(&str) -> Option<String>) -
 impl Store {
     /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
     /// first request.
-    pub(crate) fn open(uri: &str, options: &Options, counters: Arc<Counters>) -> io::Result<Self> {
+    pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
         let uri = OperatorUri::new(uri, []).map_err(io::Error::other)?;
         let operator = operator(&uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
+        let counters = Arc::new(Counters::default());
         let counted = counters.clone();
         let pauses = RetryLayer::new()
             .with_notify(move |_: RetryEvent<'_>| counted.retried())

@@ -434,7 +434,7 @@ fn serve_image(
 ) -> Result<ExitCode> {
     options.flags |= MountFlags::RDONLY;
     let idmapped = options.default_permissions;
-    let make = || {
+    let make = |_| {
         let opened = read()?;
         // The cache gives way when the machine, or the control group, runs out of memory.
         let shrinkers = Arc::new(Shrinkers::new());
@@ -450,7 +450,7 @@ fn serve_image(
         }))
     };
     let confine = confine::image_server;
-    mounted(|_| make(), |_| {}, confine, source, place, &options, report)
+    mounted(make, |_| {}, confine, source, place, &options, report)
 }
 
 /// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
@@ -521,16 +521,15 @@ fn mount_store(
     let name = remote::shown(Path::new(uri));
     let writes = how.writes != Writes::No;
     let prepared = match cache {
-        Some(cache) => Prepared::again(cache),
-        None => Prepared::new(uri, &how),
+        Some(cache) => Prepared::again(uri, &how, cache),
+        None => Prepared::new(uri, &how, options.survive),
     };
     let prepared = prepared.context(|| name.display().to_string())?;
     let _ = place
         .kept
         .set((uri.into(), vec![prepared.cache().as_raw_fd()]));
-    // Its threads begin in the process that serves.
     let open = |goes_on| {
-        let fs = ObjectFs::serve(uri, how, prepared, goes_on);
+        let fs = ObjectFs::serve(prepared, how, goes_on);
         fs.context(|| name.display().to_string())
     };
     // The store has no users: the kernel checks the modes that the mount shows.
