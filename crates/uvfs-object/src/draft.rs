@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, btree_map};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::ops::{Bound, Range};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,7 +29,6 @@ use crate::journal::{self, Journal, Records};
 use crate::map;
 use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
-use crate::survive;
 use crate::tree::Known;
 use crate::unseen::{self, Unseen};
 use crate::upload::{PART, Print, Stored, Upload};
@@ -303,11 +302,14 @@ impl Draft {
     }
 
     /// The descriptor and the identity of the data file, if it is open and no name leads to it.
-    pub(crate) fn held(&self) -> Option<(i32, Id)> {
+    pub(crate) fn held(&self) -> Option<(RawFd, Id)> {
         if !self.state().removed {
             return None;
         }
-        survive::held(&uvfs_sys::lock(&self.open).as_ref()?.file)
+        let open = uvfs_sys::lock(&self.open);
+        let file = &open.as_ref()?.file;
+        let id = identity(&file.metadata().ok()?)?;
+        Some((file.as_raw_fd(), id))
     }
 
     /// Whether its data file is there, if it has one.
@@ -599,39 +601,48 @@ pub(crate) struct Drafts {
     back: bool,
     next: AtomicU64,
     all: Mutex<BTreeMap<String, Arc<Draft>>>,
-    /// Those that an earlier server of the same mount left, until [`Drafts::restored`]; and the numbers of those that a node has.
+    /// The drafts that an earlier server of the same mount left, by their numbers. Empty after [`Drafts::restored`].
     left: Mutex<HashMap<u64, Arc<Draft>>>,
+    /// The numbers of nameless drafts that a restored node has. Empty after that, too.
     used: Mutex<HashSet<u64>>,
 }
 
 impl Drafts {
-    /// Takes over what earlier mounts left in this cache and in those that no mount has, and removes what no program was told of.
-    pub(crate) fn open(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
-        let root = cache.root();
-        let (records, is_damaged) = journal::read(root)?;
+    /// No drafts yet, over the journal of a cache; the records of that, and whether it is damaged. The next number is beyond those of
+    /// all records and files.
+    fn of(cache: Arc<Cache>, back: bool) -> io::Result<(Self, Records, bool)> {
+        let (records, is_damaged) = journal::read(cache.root())?;
         let last = records.keys().next_back().copied();
         let numbers = cache.drafts().iter().filter_map(|path| number(path));
-        let mut next = numbers.chain(last).max().map_or(0, |number| number + 1);
-        let journal = Arc::new(Journal::open(root, &records)?);
-        let others = take_over(&cache, &journal, &records, &mut next)?;
-        if is_damaged {
-            set_aside_unknown(cache.drafts(), &records.keys().copied().collect())?;
-        }
-        for path in cache.drafts() {
-            let is_known = number(path).is_none_or(|number| records.contains_key(&number));
-            if !is_known && path.extension().is_some_and(|end| end != "lost") {
-                remove(path)?;
-            }
-        }
-        let mut this = Self {
+        let next = numbers.chain(last).max().map_or(0, |number| number + 1);
+        let this = Self {
+            journal: Arc::new(Journal::open(cache.root(), &records)?),
             cache,
-            journal,
             back,
             next: AtomicU64::new(next),
             all: Mutex::default(),
             left: Mutex::default(),
             used: Mutex::default(),
         };
+        Ok((this, records, is_damaged))
+    }
+
+    /// Takes over what earlier mounts left in this cache and in those that no mount has, and removes what no program was told of.
+    pub(crate) fn open(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
+        let (mut this, records, is_damaged) = Self::of(cache, back)?;
+        let mut next = *this.next.get_mut();
+        let others = take_over(&this.cache, &this.journal, &records, &mut next)?;
+        if is_damaged {
+            set_aside_unknown(this.cache.drafts(), &records.keys().copied().collect())?;
+        }
+        for path in this.cache.drafts() {
+            let is_known = number(path).is_none_or(|number| records.contains_key(&number));
+            if !is_known && path.extension().is_some_and(|end| end != "lost") {
+                remove(path)?;
+            }
+        }
+        // Those that were taken over have numbers, too.
+        this.next = AtomicU64::new(next);
         let mut all = BTreeMap::<String, Arc<Draft>>::new();
         for (number, record) in records.into_iter().chain(others) {
             let Some(draft) = this.found(number, &record)? else {
@@ -658,20 +669,8 @@ impl Drafts {
 
     /// Takes over what an earlier server of the same mount left. Programs have its files open, so they are as they are.
     pub(crate) fn go_on(cache: Arc<Cache>, back: bool) -> io::Result<Self> {
-        let (records, _) = journal::read(cache.root())?;
-        let last = records.keys().next_back().copied();
-        let numbers = cache.drafts().iter().filter_map(|path| number(path));
-        let mut next = numbers.chain(last).max().map_or(0, |number| number + 1);
-        let journal = Arc::new(Journal::open(cache.root(), &records)?);
-        let mut this = Self {
-            cache,
-            journal,
-            back,
-            next: AtomicU64::default(),
-            all: Mutex::default(),
-            left: Mutex::default(),
-            used: Mutex::default(),
-        };
+        let (mut this, records, _) = Self::of(cache, back)?;
+        let (mut next, mut left) = (*this.next.get_mut(), HashMap::new());
         for (number, record) in records {
             let Some(mut state) = parse(&record) else {
                 tracing::error!("record {number:x} of the journal is none");
@@ -682,10 +681,9 @@ impl Drafts {
                 // The upload that had its beginning ended with that server.
                 (state.parts.over, state.parts.dropped) = (true, u64::MAX);
             }
-            let draft = Arc::new(this.draft(number, state));
-            uvfs_sys::lock(&this.left).insert(number, draft);
+            left.insert(number, Arc::new(this.draft(number, state)));
         }
-        this.next = AtomicU64::new(next);
+        (this.next, this.left) = (AtomicU64::new(next), Mutex::new(left));
         Ok(this)
     }
 

@@ -1,11 +1,10 @@
 //! A mount of a store outlives its server: docs/survive.md.
 //!
-//! What programs wrote is in drafts, whose journal is on the local disk. The rest is saved here: the key and the version that each
-//! node stands for, the number of its draft, and how a file is open.
+//! The next server finds the changes of programs in drafts, whose journal is on the local disk. This file saves the rest: the key
+//! and the version of each node, the number of its draft, and how the kernel has a file open.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use uvfs_server::fs::*;
@@ -23,8 +22,6 @@ const VERSION: u32 = 4;
 const DRAFT: u32 = 8;
 /// Stands for a value that is not there.
 const NONE: u32 = u32::MAX;
-
-type Time = Option<(i64, u32)>;
 
 /// Appends what the next server finds a node by.
 pub(crate) fn save(known: &Known, to: &mut Vec<u8>) -> io::Result<()> {
@@ -67,28 +64,8 @@ pub(crate) fn save(known: &Known, to: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads what was saved.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn word(&mut self) -> Option<u32> {
-        self.take().map(u32::from_ne_bytes)
-    }
-
-    fn time(&mut self) -> Option<Time> {
-        let (seconds, nanos) = (i64::from_ne_bytes(self.take()?), self.word()?);
-        Some(Some((seconds, nanos)).filter(|_| nanos != NONE))
-    }
-}
-
-/// What [`save`] wrote.
-struct Saved {
+/// A node that [`save`] has saved.
+struct Parsed {
     key: String,
     state: State,
     /// The number of its draft.
@@ -97,21 +74,25 @@ struct Saved {
     held: (i32, [u8; 16]),
 }
 
-fn parse(saved: &[u8]) -> Option<Saved> {
-    let mut saved = Reader(saved);
-    let flags = saved.word()?;
-    let number = u64::from_ne_bytes(saved.take()?);
-    let held = (i32::from_ne_bytes(saved.take()?), saved.take()?);
+fn parse(saved: &[u8]) -> std::result::Result<Parsed, Errno> {
+    let mut saved = Saved(saved);
+    let flags = u32::from_ne_bytes(saved.take()?);
+    let [number] = saved.words()?;
+    let [fd] = saved.numbers()?;
+    let held = (fd, saved.take()?);
     let mut words = [0; draft::POSIX];
     for word in &mut words {
-        *word = saved.word()?;
+        *word = u32::from_ne_bytes(saved.take()?);
     }
-    let mut posix = draft::posix_of(&words)?;
-    posix.mtime = saved.time()?;
-    posix.atime = saved.time()?;
-    posix.ctime = saved.time()?;
-    let written = saved.time()?.zip(saved.time()?);
-    let (key, version) = map::described(saved.0)?;
+    let mut posix = draft::posix_of(&words).ok_or(Errno::INVAL)?;
+    let mut time = || {
+        let (seconds, nanos) = (saved.take()?, u32::from_ne_bytes(saved.take()?));
+        let time = (i64::from_ne_bytes(seconds), nanos);
+        Ok::<_, Errno>(Some(time).filter(|_| nanos != NONE))
+    };
+    (posix.mtime, posix.atime, posix.ctime) = (time()?, time()?, time()?);
+    let written = time()?.zip(time()?);
+    let (key, version) = map::described(saved.0).ok_or(Errno::INVAL)?;
     let state = State {
         version: Some(version).filter(|_| flags & VERSION != 0),
         posix,
@@ -120,7 +101,7 @@ fn parse(saved: &[u8]) -> Option<Saved> {
         marked: flags & MARKED != 0,
         ..State::default()
     };
-    Some(Saved {
+    Ok(Parsed {
         key,
         state,
         draft: Some(number).filter(|_| flags & DRAFT != 0),
@@ -190,7 +171,7 @@ impl Survive for ObjectFs {
         saved: &[u8],
         orphans: &mut Orphans,
     ) -> io::Result<()> {
-        let mut saved = parse(saved).ok_or(Errno::INVAL)?;
+        let mut saved = parse(saved)?;
         let state = &mut saved.state;
         if let Some(number) = saved.draft
             && let Some(draft) = self.draft_of(number, saved.held, state.posix, orphans)?
@@ -223,10 +204,9 @@ impl Survive for ObjectFs {
         if directory {
             return self.restore(fh, Open::Directory(Default::default()));
         }
-        let mut saved = Reader(saved);
-        let flags = saved.word().ok_or(Errno::INVAL)?;
-        let id = i32::from_ne_bytes(saved.take().ok_or(Errno::INVAL)?);
-        let flags = OFlags::from_bits_retain(flags);
+        let mut saved = Saved(saved);
+        let flags = OFlags::from_bits_retain(u32::from_ne_bytes(saved.take()?));
+        let [id] = saved.numbers()?;
         let by = match id {
             0 => By::Kernel,
             id => By::Backed(id),
@@ -287,12 +267,6 @@ impl ObjectFs {
     pub(crate) fn begun_before(&self, cx: &Context) -> Option<u64> {
         self.session.get()?.again(cx)?.note
     }
-}
-
-/// The descriptor and the identity of an open data file.
-pub(crate) fn held(file: &File) -> Option<(i32, [u8; 16])> {
-    let identity = draft::identity(&file.metadata().ok()?)?;
-    Some((file.as_fd().as_raw_fd(), identity))
 }
 
 #[cfg(test)]

@@ -262,9 +262,11 @@ impl ObjectFs {
         let _one = locked(appends.then_some(&known.making)).await;
         let offset = match appends {
             true => {
-                // What an earlier server has appended is written again, at the same place.
-                let end = (self.begun_before(cx))
-                    .map_or_else(|| Ok(draft.metadata()?.len()), Ok::<_, Error>)?;
+                // A later server writes the same data again, at the place that the earlier one noted.
+                let end = match self.begun_before(cx) {
+                    Some(end) => end,
+                    None => draft.metadata()?.len(),
+                };
                 self.begins(cx, end);
                 end
             }

@@ -10,39 +10,12 @@ use std::time::SystemTime;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use uvfs_io::ops::File;
-use uvfs_server::fs::{Again, Context, Handle, Node, Orphans, Survive};
+use uvfs_server::fs::{Again, Context, Handle, Node, Orphans, Saved, Survive};
 
 use crate::inode::BackingUse;
 use crate::open_file::{By, OpenFile};
-use crate::sys::{self, Result};
+use crate::sys;
 use crate::{Passthrough, Source};
-
-/// Reads what was saved.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
-        self.0 = rest;
-        Ok(*taken)
-    }
-
-    pub(crate) fn words<const N: usize>(&mut self) -> Result<[u64; N]> {
-        let mut words = [0; N];
-        for word in &mut words {
-            *word = u64::from_ne_bytes(self.take()?);
-        }
-        Ok(words)
-    }
-
-    pub(crate) fn numbers<const N: usize>(&mut self) -> Result<[i32; N]> {
-        let mut numbers = [0; N];
-        for number in &mut numbers {
-            *number = i32::from_ne_bytes(self.take()?);
-        }
-        Ok(numbers)
-    }
-}
 
 impl Survive for Passthrough {
     fn save_node(&self, node: Node, to: &mut Vec<u8>) -> io::Result<()> {
@@ -80,7 +53,7 @@ impl Survive for Passthrough {
         orphans: &mut Orphans,
     ) -> io::Result<()> {
         let inode = self.0.inode(node)?;
-        let mut saved = Reader(saved);
+        let mut saved = Saved(saved);
         let [fd] = saved.numbers()?;
         let st = sys::stat(orphans.get(fd).ok_or(Errno::BADF)?)?;
         let device = (st.stx_dev_major, st.stx_dev_minor);

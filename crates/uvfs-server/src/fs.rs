@@ -17,7 +17,7 @@ pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use session::{SessionHandle, Sizes};
-pub use survive::{Again, MOST_SAVED, Orphans, Survive};
+pub use survive::{Again, MOST_SAVED, Orphans, Saved, Survive};
 pub(crate) use types::IOC_WRITE;
 pub use types::{
     Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use uvfs_server::fs::{Node, Orphans};
+use uvfs_server::fs::{Node, Orphans, Saved};
 
 use super::{Inode, Key, born as born_at};
 use crate::Source;
 use crate::mount::Mount;
-use crate::survive::Reader;
 use crate::sys::{self, FileHandle, Result};
 
 /// No descriptor.
@@ -52,7 +51,7 @@ impl Source {
         saved: &[u8],
         orphans: &mut Orphans,
     ) -> Result<()> {
-        let mut saved = Reader(saved);
+        let mut saved = Saved(saved);
         let [mount_id, ino, device, born, kind] = saved.words()?;
         let [mount_fd, held, kept] = saved.numbers()?;
         let handle = match saved.0.is_empty() {

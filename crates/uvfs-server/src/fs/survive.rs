@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 pub use uvfs_sys::process::Orphans;
 
-use super::{Handle, Node};
+use super::{Errno, Handle, Node};
 
 /// The most bytes that [`Survive::save_node`] and [`Survive::save_handle`] may give.
 pub const MOST_SAVED: usize = 4096;
@@ -18,6 +18,46 @@ pub struct Again {
     pub began: SystemTime,
     /// What the file system noted then ([`SessionHandle::note`](super::SessionHandle::note)).
     pub note: Option<u64>,
+}
+
+/// Reads what [`Survive`] has saved, from its beginning on.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a>(pub &'a [u8]);
+
+impl Saved<'_> {
+    /// The next bytes.
+    ///
+    /// # Errors
+    /// EINVAL when there are fewer.
+    pub fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    /// The next words, in the byte order of the machine.
+    ///
+    /// # Errors
+    /// As [`Saved::take`].
+    pub fn words<const N: usize>(&mut self) -> Result<[u64; N], Errno> {
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = u64::from_ne_bytes(self.take()?);
+        }
+        Ok(words)
+    }
+
+    /// The next signed numbers of four bytes, for instance of descriptors.
+    ///
+    /// # Errors
+    /// As [`Saved::take`].
+    pub fn numbers<const N: usize>(&mut self) -> Result<[i32; N], Errno> {
+        let mut numbers = [0; N];
+        for number in &mut numbers {
+            *number = i32::from_ne_bytes(self.take()?);
+        }
+        Ok(numbers)
+    }
 }
 
 /// A file system whose mount outlives its server: the next server gets its nodes and open files, and serves on. See
