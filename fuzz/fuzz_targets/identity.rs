@@ -5,35 +5,20 @@
 //! name or a few other bytes: few inputs would get past the comparison otherwise.
 #![no_main]
 
-use std::future::Future;
+#[path = "../../crates/uvfs-passthrough/tests/taken_over/now.rs"]
+mod now;
+
 use std::path::Path;
-use std::pin::pin;
 use std::sync::OnceLock;
-use std::task::{Poll, Waker};
 
 use libfuzzer_sys::fuzz_target;
+use now::{CALLER, now};
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{ClientSupport, Context, Entry, ROOT};
+use uvfs_server::fs::{ClientSupport, Entry, ROOT};
 
 /// Bytes of an identity before the file's handle, whose length is the last four of them.
 const FIXED: usize = 36;
-
-const ANYBODY: Context = Context {
-    unique: 1,
-    uid: 0,
-    gid: 0,
-    pid: 0,
-    group: None,
-};
-
-/// No handler that is called here waits for anything.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut std::task::Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("it waits"),
-    }
-}
 
 fn serve(source: &Path) -> Passthrough {
     Passthrough::open(source, Options::default()).expect("a directory can be served")
@@ -46,7 +31,7 @@ fn lookup(fs: &Passthrough, path: &str) -> Entry {
         .fold(first, |parent, name| {
             let parent = parent.map_or(ROOT, |entry| entry.node);
             let name = std::ffi::CString::new(name).expect("names have no zeros");
-            Some(now(fs.lookup(&ANYBODY, parent, &name)).expect("it was made"))
+            Some(now(fs.lookup(&CALLER, parent, &name)).expect("it was made"))
         })
         .expect("a path has names")
 }
@@ -93,7 +78,7 @@ fn world() -> &'static World {
             }
         }
         served.truncate(served.len() / 2);
-        served.push(now(fs.getattr(&ANYBODY, ROOT, None)).unwrap().attr.ino);
+        served.push(now(fs.getattr(&CALLER, ROOT, None)).unwrap().attr.ino);
         served.push(lookup(&fs, "link").attr.ino);
         served.push(lookup(&fs, "dir/deep").attr.ino);
         std::fs::rename(inside.join("renamed"), inside.join("dir/moved")).unwrap();
@@ -147,7 +132,7 @@ fn identity(world: &World, input: &[u8]) -> Vec<u8> {
 fuzz_target!(|input: &[u8]| {
     let world = world();
     let identity = identity(world, input);
-    let Ok(found) = now(world.fs.find(&ANYBODY, &identity)) else {
+    let Ok(found) = now(world.fs.find(&CALLER, &identity)) else {
         return;
     };
     assert!(

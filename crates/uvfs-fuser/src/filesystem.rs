@@ -119,9 +119,9 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The last call.
     fn destroy(&mut self) {}
 
-    /// What a mount with `MountOption::CUSTOM("survive")` needs: its next process goes on with the inode numbers and open
-    /// files of one that was killed. If they mean the same to each process, the defaults of [`Survive`] do. fuser does not
-    /// have this.
+    /// How the next process of a mount with `MountOption::CUSTOM("survive")` goes on with the inode numbers and open files
+    /// of one that was killed. If these numbers mean the same to each process, the defaults of [`Survive`] do. fuser does
+    /// not have this.
     fn survive(&self) -> Option<&dyn Survive> {
         None
     }

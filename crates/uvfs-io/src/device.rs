@@ -211,7 +211,7 @@ impl Device {
         Device::of(fd, path, block_device, OpenOptions::default())
     }
 
-    /// What was opened.
+    /// The device, or the file, of an open descriptor.
     fn of(
         fd: OwnedFd,
         path: &Path,

@@ -2,32 +2,18 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::future::Future;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::pin::pin;
-use std::task::{Poll, Waker};
 
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{Context, OFlags, OpenHow, Orphans, ROOT};
+use uvfs_server::fs::{OFlags, OpenHow, Orphans, ROOT};
 use uvfs_server::survive::Left;
 use uvfs_sys::process::open_descriptors;
 
-const CALLER: Context = Context {
-    unique: 1,
-    uid: 0,
-    gid: 0,
-    pid: 0,
-    group: None,
-};
+#[path = "now.rs"]
+mod now;
 
-/// No handler that is called here waits for anything.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut std::task::Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("it waits"),
-    }
-}
+use now::{CALLER, now};
 
 /// What a server has left.
 pub struct Target {

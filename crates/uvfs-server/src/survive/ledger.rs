@@ -51,6 +51,12 @@ struct Open {
     node: u64,
 }
 
+impl Open {
+    fn new(kind: Kind, fh: u64, node: u64) -> Self {
+        Self { kind, fh, node }
+    }
+}
+
 #[derive(Default)]
 struct Shard {
     nodes: HashMap<u64, Place>,
@@ -196,8 +202,7 @@ impl Ledger {
                 true => Kind::Directory,
                 false => Kind::File,
             };
-            let (fh, node) = (fh.0, node.0);
-            self.opened(fs, Open { kind, fh, node }, 1);
+            self.opened(fs, Open::new(kind, fh.0, node.0), 1);
         }
     }
 
@@ -292,11 +297,7 @@ impl Ledger {
                 self.give_back(index);
                 continue;
             }
-            let open = Open {
-                kind: record.kind,
-                fh: record.id,
-                node: record.value,
-            };
+            let open = Open::new(record.kind, record.id, record.value);
             left.handles.push((record.by, open));
             let mut shard = lock(self.shard(open.fh));
             shard.handles.entry(open).or_default().push(index);
@@ -413,16 +414,10 @@ impl Ledger {
                     self.forget(one.nodeid, one.nlookup);
                 }
             }
-            Operation::Release(arg) => self.close(Open {
-                kind: Kind::File,
-                fh: arg.fh,
-                node: request.node,
-            }),
-            Operation::Releasedir(arg) => self.close(Open {
-                kind: Kind::Directory,
-                fh: arg.fh,
-                node: request.node,
-            }),
+            Operation::Release(arg) => self.close(Open::new(Kind::File, arg.fh, request.node)),
+            Operation::Releasedir(arg) => {
+                self.close(Open::new(Kind::Directory, arg.fh, request.node));
+            }
             _ => {}
         }
         let mut before = None;
@@ -485,11 +480,7 @@ impl Ledger {
             Ok(Reply::Entry(entry)) => self.found(survive, entry.nodeid, unique),
             Ok(Reply::Created(entry, file)) => {
                 self.found(survive, entry.nodeid, unique);
-                let open = Open {
-                    kind: Kind::File,
-                    fh: file.out.fh,
-                    node: entry.nodeid,
-                };
+                let open = Open::new(Kind::File, file.out.fh, entry.nodeid);
                 self.opened(survive, open, unique);
             }
             Ok(Reply::Opened(file)) => {
@@ -497,11 +488,7 @@ impl Ledger {
                     Operation::Opendir(_) => Kind::Directory,
                     _ => Kind::File,
                 };
-                let open = Open {
-                    kind,
-                    fh: file.out.fh,
-                    node: request.node,
-                };
+                let open = Open::new(kind, file.out.fh, request.node);
                 self.opened(survive, open, unique);
             }
             Ok(Reply::Listing(listed)) => listed.entries(|_, entry| {
