@@ -134,37 +134,39 @@ mod tests {
     const SMALL_BYTES: u64 = SMALL_READS * SMALL as u64;
     const LARGE_BYTES: u64 = LARGE_READS * MAX_READ;
 
-    /// A fast disk does 32 small reads in flight in little more than the time of one.
+    /// Microseconds for the small reads and for the large ones, and which of them suit the device.
     #[test]
-    fn a_fast_disk_gets_small_reads() {
-        // 400,000 reads and 2 GB a second.
-        assert!(!is_large(took(SMALL_BYTES, 80), took(LARGE_BYTES, 500)));
-        // One with a long way that takes many at once: 32 in 600 us, 1 MiB in 1.1 ms.
-        assert!(!is_large(took(SMALL_BYTES, 600), took(LARGE_BYTES, 1100)));
-    }
-
-    /// A disk that seeks: 8 ms for each place, 150 MB a second.
-    #[test]
-    fn a_disk_that_seeks_gets_large_reads() {
-        let (small, large) = (32 * 8000, 4 * 8000 + 7000);
-        assert!(is_large(took(SMALL_BYTES, small), took(LARGE_BYTES, large)));
-    }
-
-    /// A network disk that is kept to 3,000 reads a second, at 125 MB a second.
-    #[test]
-    fn a_disk_with_few_reads_a_second_gets_large_reads() {
-        let (small, large) = (32 * 333, 8400);
-        assert!(is_large(took(SMALL_BYTES, small), took(LARGE_BYTES, large)));
-    }
-
-    /// A network with latency but no limit on reads: many in flight hide it.
-    #[test]
-    fn latency_alone_is_hidden_by_reads_in_flight() {
-        let (small, large) = (1100, 1000 + 8400);
-        assert!(!is_large(
-            took(SMALL_BYTES, small),
-            took(LARGE_BYTES, large)
-        ));
+    fn devices_get_the_reads_that_suit_them() {
+        for (small, large, suits_large, device) in [
+            (
+                80,
+                500,
+                false,
+                "a fast disk: 400,000 reads, or 2 GB, a second",
+            ),
+            (600, 1100, false, "a long way that takes many at once"),
+            (
+                32 * 8000,
+                4 * 8000 + 7000,
+                true,
+                "a disk that seeks: 8 ms a place, 150 MB a second",
+            ),
+            (
+                32 * 333,
+                8400,
+                true,
+                "a network disk of 3,000 reads, or 125 MB, a second",
+            ),
+            (
+                1100,
+                1000 + 8400,
+                false,
+                "a network without a limit: reads in flight hide latency",
+            ),
+        ] {
+            let (small, large) = (took(SMALL_BYTES, small), took(LARGE_BYTES, large));
+            assert_eq!(is_large(small, large), suits_large, "{device}");
+        }
     }
 
     /// Without reads in flight the same latency counts for each, and the probe ends early.

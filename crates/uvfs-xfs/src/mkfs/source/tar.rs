@@ -204,9 +204,6 @@ mod tests {
         assert_eq!(names(b"a/../b"), None);
     }
 
-    /// A member: its name, type, target or contents.
-    type Made<'a> = (&'a str, EntryType, &'a str);
-
     fn header(kind: EntryType) -> tar::Header {
         let mut header = tar::Header::new_ustar();
         header.set_mode(0o644);
@@ -217,13 +214,27 @@ mod tests {
         header
     }
 
-    fn made(members: &[Made<'_>]) -> Vec<u8> {
+    const DIR: EntryType = EntryType::Directory;
+    const FILE: EntryType = EntryType::Regular;
+    const LINK: EntryType = EntryType::Symlink;
+    const HARD: EntryType = EntryType::Link;
+
+    /// An archive of members: `a/` is a directory, `a>b` a symbolic link, `a=b` a hard link, and `a` a file of five
+    /// bytes, or without any where it is a whiteout.
+    fn made(members: &str) -> Vec<u8> {
         let mut to = tar::Builder::new(Vec::new());
-        for (name, kind, more) in members {
-            let mut header = header(*kind);
-            let contents = if kind.is_file() { more.as_bytes() } else { b"" };
+        for member in members.split_whitespace() {
+            let (name, kind, target) = match (member.split_once('>'), member.split_once('=')) {
+                (Some((name, target)), _) => (name, LINK, target),
+                (_, Some((name, target))) => (name, HARD, target),
+                _ if member.ends_with('/') => (member.trim_end_matches('/'), DIR, ""),
+                _ => (member, FILE, ""),
+            };
+            let is_empty = kind != FILE || name.contains(".wh.");
+            let contents = if is_empty { &b""[..] } else { b"12345" };
+            let mut header = header(kind);
             header.set_size(contents.len() as u64);
-            header.set_link_name_literal(more).unwrap();
+            header.set_link_name_literal(target).unwrap();
             to.append_data(&mut header, name, contents).unwrap();
         }
         to.into_inner().unwrap()
@@ -233,7 +244,7 @@ mod tests {
     fn archive(headers: &[(&str, &[u8])], uid: u64) -> Vec<u8> {
         let mut to = tar::Builder::new(Vec::new());
         to.append_pax_extensions(headers.iter().copied()).unwrap();
-        let mut header = header(EntryType::Regular);
+        let mut header = header(FILE);
         header.set_size(5);
         header.set_uid(uid);
         to.append_data(&mut header, "file", &b"12345"[..]).unwrap();
@@ -328,174 +339,83 @@ mod tests {
         assert!(reading(&[&archive(&[("path", b"\0more")], 7)]).is_err());
     }
 
-    /// The archives as layers have these paths in the end.
+    /// The archives as layers, from the lowest on, have these paths in the end.
     #[track_caller]
-    fn layers(all: &[&[Made<'_>]], expected: &[&str]) {
-        let all: Vec<_> = all.iter().map(|m| made(m)).collect();
-        let all: Vec<_> = all.iter().map(Vec::as_slice).collect();
-        assert_eq!(paths(&reading(&all).unwrap()), expected);
+    fn layers<const N: usize>(all: [&str; N], expected: &str) {
+        let all = all.map(made);
+        let root = reading(&all.each_ref().map(Vec::as_slice)).unwrap();
+        assert_eq!(paths(&root).join(" "), expected);
     }
-
-    const DIR: EntryType = EntryType::Directory;
-    const FILE: EntryType = EntryType::Regular;
-    const LINK: EntryType = EntryType::Symlink;
-    const HARD: EntryType = EntryType::Link;
 
     /// Whiteouts remove what lower layers have, wherever they come in their own.
     #[test]
     fn whiteouts_remove_what_is_below() {
-        let lower: &[Made<'_>] = &[("d/a", FILE, "1"), ("d/b", FILE, "2"), ("e/f/g", FILE, "3")];
-        layers(
-            &[lower, &[("d/.wh.a", FILE, "")]],
-            &["d/", "d/b", "e/", "e/f/", "e/f/g"],
-        );
-        layers(&[lower, &[(".wh.d", FILE, "")]], &["e/", "e/f/", "e/f/g"]);
-        layers(
-            &[
-                lower,
-                &[
-                    (".wh.none", FILE, ""),
-                    ("x/.wh.y", FILE, ""),
-                    (".wh.e", FILE, ""),
-                ],
-            ],
-            &["d/", "d/a", "d/b"],
-        );
-        layers(
-            &[lower, &[(".wh..wh..opq", FILE, ""), ("n", FILE, "")]],
-            &["n"],
-        );
-        layers(
-            &[
-                lower,
-                &[
-                    ("n", FILE, ""),
-                    ("d/.wh..wh..opq", FILE, ""),
-                    (".wh.e", FILE, ""),
-                ],
-            ],
-            &["d/", "n"],
-        );
+        let lower = "d/a d/b e/f/g";
+        layers([lower, "d/.wh.a"], "d/ d/b e/ e/f/ e/f/g");
+        layers([lower, ".wh.d"], "e/ e/f/ e/f/g");
+        layers([lower, ".wh.none x/.wh.y .wh.e"], "d/ d/a d/b");
+        layers([lower, ".wh..wh..opq n"], "n");
+        layers([lower, "n d/.wh..wh..opq .wh.e"], "d/ n");
         // The layer itself has something of that name: before and after.
-        let again: &[&str] = &["d/", "d/c", "e/", "e/f/", "e/f/g"];
-        layers(&[lower, &[("d/c", FILE, ""), (".wh.d", FILE, "")]], again);
-        layers(&[lower, &[(".wh.d", FILE, ""), ("d/c", FILE, "")]], again);
-        layers(
-            &[lower, &[("d/c", FILE, ""), ("d/.wh..wh..opq", FILE, "")]],
-            again,
-        );
-        layers(
-            &[
-                lower,
-                &[
-                    ("d", DIR, ""),
-                    ("d/.wh..wh..opq", FILE, ""),
-                    ("d/c", FILE, ""),
-                ],
-            ],
-            again,
-        );
+        let again = "d/ d/c e/ e/f/ e/f/g";
+        layers([lower, "d/c .wh.d"], again);
+        layers([lower, ".wh.d d/c"], again);
+        layers([lower, "d/c d/.wh..wh..opq"], again);
+        layers([lower, "d/ d/.wh..wh..opq d/c"], again);
         // A whiteout that is a hard link, and what AUFS has for itself.
-        layers(
-            &[
-                lower,
-                &[(".wh.d", HARD, "e/f/g"), (".wh..wh.plnk/5.6", FILE, "")],
-            ],
-            &["e/", "e/f/", "e/f/g"],
-        );
+        layers([lower, ".wh.d=e/f/g .wh..wh.plnk/5.6"], "e/ e/f/ e/f/g");
         // In a single archive they are names like any other.
-        layers(&[&[(".wh.x", FILE, "")]], &[".wh.x"]);
+        layers([".wh.x"], ".wh.x");
         for wrong in [".wh.", "d/.wh..", ".wh..."] {
-            let upper = made(&[(wrong, FILE, "")]);
-            assert!(reading(&[&made(lower), &upper]).is_err(), "{wrong}");
+            assert!(reading(&[&made(lower), &made(wrong)]).is_err(), "{wrong}");
         }
     }
 
     /// Members of a layer replace what has another type, and go below what links lead to.
     #[test]
     fn layers_replace_other_types() {
-        let lower: &[Made<'_>] = &[("d/a", FILE, "1"), ("l", LINK, "d"), ("f", FILE, "2")];
-        layers(&[lower, &[("d", FILE, "")]], &["d", "f", "l"]);
-        layers(
-            &[lower, &[("f/x", FILE, "")]],
-            &["d/", "d/a", "f/", "f/x", "l"],
-        );
-        layers(
-            &[lower, &[("l/x", FILE, "")]],
-            &["d/", "d/a", "d/x", "f", "l"],
-        );
-        layers(
-            &[lower, &[("l", DIR, ""), ("l/x", FILE, "")]],
-            &["d/", "d/a", "f", "l/", "l/x"],
-        );
-        layers(
-            &[lower, &[("l", DIR, ""), ("l/.wh..wh..opq", FILE, "")]],
-            &["d/", "d/a", "f", "l/"],
-        );
-        layers(
-            &[lower, &[("h", HARD, "d/a"), (".wh.d", FILE, "")]],
-            &["f", "h", "l"],
-        );
-        layers(
-            &[&[("l", LINK, "../../x/y")], &[("l/z", FILE, "")]],
-            &["l", "x/", "x/y/", "x/y/z"],
-        );
+        let lower = "d/a l>d f";
+        layers([lower, "d"], "d f l");
+        layers([lower, "f/x"], "d/ d/a f/ f/x l");
+        layers([lower, "l/x"], "d/ d/a d/x f l");
+        layers([lower, "l/ l/x"], "d/ d/a f l/ l/x");
+        layers([lower, "l/ l/.wh..wh..opq"], "d/ d/a f l/");
+        layers([lower, "h=d/a .wh.d"], "f h l");
+        layers(["l>../../x/y", "l/z"], "l x/ x/y/ x/y/z");
     }
 
     /// Parents of a member that a whiteout removes are made again, whichever comes first.
     #[test]
     fn what_a_whiteout_removes_is_made_again() {
-        let lower: &[Made<'_>] = &[("a/b/x", FILE, ""), ("c", FILE, "")];
-        let expected: &[&str] = &["a/", "a/b/", "a/b/c/", "a/b/c/d", "c"];
-        layers(
-            &[lower, &[("a/.wh.b", FILE, ""), ("a/b/c/d", FILE, "")]],
-            expected,
-        );
-        layers(
-            &[lower, &[("a/b/c/d", FILE, ""), ("a/.wh.b", FILE, "")]],
-            expected,
-        );
-        layers(
-            &[lower, &[(".wh.c", FILE, ""), ("c/d", FILE, "")]],
-            &["a/", "a/b/", "a/b/x", "c/", "c/d"],
-        );
+        let (lower, expected) = ("a/b/x c", "a/ a/b/ a/b/c/ a/b/c/d c");
+        layers([lower, "a/.wh.b a/b/c/d"], expected);
+        layers([lower, "a/b/c/d a/.wh.b"], expected);
+        layers([lower, ".wh.c c/d"], "a/ a/b/ a/b/x c/ c/d");
     }
 
     /// Of a single archive, what GNU tar would not extract is refused.
     #[test]
     fn what_has_no_place_is_refused() {
-        let wrong: [&[Made<'_>]; 7] = [
-            &[("d/a", FILE, ""), ("d", FILE, "")],
-            &[("f", FILE, ""), ("f/x", FILE, "")],
-            &[("l", LINK, "none"), ("l/x", FILE, "")],
-            &[("l", LINK, "l"), ("l/x", FILE, "")],
-            &[("h", HARD, "none")],
-            &[("d/a", FILE, ""), ("h", HARD, "d")],
-            &[("h", HARD, "h")],
-        ];
-        for wrong in wrong {
-            assert!(reading(&[&made(wrong)]).is_err(), "{wrong:?}");
+        for wrong in [
+            "d/a d",
+            "f f/x",
+            "l>none l/x",
+            "l>l l/x",
+            "h=none",
+            "d/a h=d",
+            "h=h",
+        ] {
+            assert!(reading(&[&made(wrong)]).is_err(), "{wrong}");
         }
-        layers(&[&[("l", LINK, "/"), ("l/x", FILE, "")]], &["l", "x"]);
-        layers(&[&[("d", DIR, ""), ("d", FILE, "")]], &["d"]);
-        layers(
-            &[&[
-                ("a", FILE, ""),
-                ("l", LINK, "."),
-                ("h", HARD, "l/l/a"),
-                ("h", HARD, "h"),
-            ]],
-            &["a", "h", "l"],
-        );
+        layers(["l>/ l/x"], "l x");
+        layers(["d/ d"], "d");
+        layers(["a l>. h=l/l/a h=h"], "a h l");
     }
 
     /// A short archive does not fill the disk, nor the memory.
     #[test]
     fn archives_are_bounded() {
-        let all = || {
-            let bytes = made(&[("a", FILE, "12345"), ("b", FILE, "12345")]);
-            std::io::Cursor::new(bytes)
-        };
+        let all = || std::io::Cursor::new(made("a b"));
         let within = |contents, memory| {
             let limits = Limits { contents, memory };
             let mut tree = Tree::new(&std::env::temp_dir(), false, limits).unwrap();
