@@ -465,9 +465,7 @@ fn count(disk: &Overlay) {
         counts.ifree += u64::from(agi.freecount.get());
     }
     if let Ok(sb) = Superblock::at_mut(&mut sector, 0) {
-        sb.fdblocks.set(counts.fdblocks);
-        sb.icount.set(counts.icount);
-        sb.ifree.set(counts.ifree);
+        sb.set_counts(counts);
     }
     store_crc(&mut sector, SB_CRC_OFFSET);
     disk.write(0, &sector);

@@ -1,6 +1,6 @@
 //! Inodes on disk, their flags and timestamps (`xfs_dinode`).
 
-use super::{Be16, Be32, Be64, Le32, Uuid};
+use super::{Be16, Be32, Be64, Le32, NULLAGINO, Uuid};
 
 /// Magic number of an inode, "IN".
 pub const DINODE_MAGIC: u16 = 0x494e;
@@ -87,7 +87,7 @@ pub struct DinodeV2: 100 {
     pub flags: Be16,
     /// Generation.
     pub r#gen: Be32,
-    /// Next in the AGI's list of unlinked inodes, or [`NULLAGINO`](super::NULLAGINO).
+    /// Next in the AGI's list of unlinked inodes, or [`NULLAGINO`].
     pub next_unlinked: Be32,
 }
 }
@@ -138,12 +138,34 @@ pub const DIFLAG2_BIGTIME: u64 = 1 << 3;
 pub const DIFLAG2_NREXT64: u64 = 1 << 4;
 
 impl Dinode {
+    /// The core of a free inode of a file system of version 5.
+    pub(crate) fn free(uuid: Uuid, ino: u64, generation: u32) -> Dinode {
+        let mut d: Dinode = zerocopy::FromZeros::new_zeroed();
+        d.v2.magic.set(DINODE_MAGIC);
+        d.v2.version = 3;
+        d.v2.r#gen.set(generation);
+        d.v2.next_unlinked.set(NULLAGINO);
+        d.ino.set(ino);
+        d.uuid = uuid;
+        d
+    }
+
     /// The numbers of extents of the data and the attribute fork.
     pub fn extent_counts(&self) -> (u64, u64) {
         let d = &self.v2;
         match self.flags2.get() & DIFLAG2_NREXT64 != 0 {
             true => (d.big_nextents.get(), d.nextents.get().into()),
             false => (d.nextents.get().into(), d.anextents.get().into()),
+        }
+    }
+
+    /// Sets the number of extents of the data or the attribute fork.
+    pub(crate) fn set_extents(&mut self, attr: bool, n: u64) {
+        let d = &mut self.v2;
+        match (attr, self.flags2.get() & DIFLAG2_NREXT64 != 0) {
+            (false, true) => d.big_nextents.set(n),
+            (false, false) | (true, true) => d.nextents.set(n as u32),
+            (true, false) => d.anextents.set(n as u16),
         }
     }
 }

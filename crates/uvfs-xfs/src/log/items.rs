@@ -431,13 +431,7 @@ impl<'a> Applying<'a> {
         let first = g.ino(agno, agbno << g.inopblog);
         let mut block = vec![0; (length as usize) << g.blocklog];
         for (inode, ino) in block.chunks_exact_mut(size).zip(first..) {
-            let d = Dinode::at_mut(inode, 0).map_err(|e| e.to_string())?;
-            d.v2.magic.set(DINODE_MAGIC);
-            d.v2.version = 3;
-            d.v2.r#gen.set(c.r#gen.get());
-            d.v2.next_unlinked.set(NULLAGINO);
-            d.ino.set(ino);
-            d.uuid = g.meta_uuid;
+            Dinode::free(g.meta_uuid, ino, c.r#gen.get()).put(inode, 0);
             store_crc(inode, DINODE_CRC_OFFSET);
         }
         self.disk.write(daddr(agbno) * 512, &block);

@@ -191,12 +191,7 @@ impl Fork {
             part.fill(0);
             part.get_mut(..bytes.len())?.copy_from_slice(&bytes);
             let d = Dinode::at_mut(inode, 0).ok()?;
-            let wide = d.flags2.get() & DIFLAG2_NREXT64 != 0;
-            match (self.attr, wide) {
-                (false, true) => d.v2.big_nextents.set(n),
-                (false, false) | (true, true) => d.v2.nextents.set(n as u32),
-                (true, false) => d.v2.anextents.set(n as u16),
-            }
+            d.set_extents(self.attr, n);
             match self.attr {
                 false => d.v2.format = format,
                 true => d.v2.aformat = format,

@@ -4,19 +4,6 @@ use super::source::Meta;
 use crate::format::*;
 use crate::geometry::Geometry;
 
-/// The core of a free inode.
-pub(crate) fn free_inode(g: &Geometry, ino: u64, generation: u32) -> Dinode {
-    use zerocopy::FromZeros;
-    let mut d = Dinode::new_zeroed();
-    d.v2.magic.set(DINODE_MAGIC);
-    d.v2.version = 3;
-    d.v2.r#gen.set(generation);
-    d.v2.next_unlinked.set(NULLAGINO);
-    d.ino.set(ino);
-    d.uuid = g.meta_uuid;
-    d
-}
-
 /// A fork's contents.
 #[derive(Debug, Clone)]
 pub(crate) struct ForkData {
@@ -64,7 +51,7 @@ pub(crate) struct NewInode<'a> {
 /// Puts an inode into its place, all of whose bytes are overwritten.
 pub(crate) fn put(g: &Geometry, n: &NewInode<'_>, out: &mut [u8]) {
     out.fill(0);
-    let mut d = free_inode(g, n.ino, n.generation);
+    let mut d = Dinode::free(g.meta_uuid, n.ino, n.generation);
     let m = n.meta;
     let stamp = |t: super::source::Time| Be64::new(bigtime_stamp(t.sec, t.nsec));
     d.v2.mode.set(m.mode);

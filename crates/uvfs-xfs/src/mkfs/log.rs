@@ -12,8 +12,6 @@ pub(crate) const CYCLE: u32 = 1;
 const TRANSACTION: u32 = 0xb0c0_d0d0;
 /// The unmount record's magic number, "Un" in the byte order of the machine (little-endian here).
 const UNMOUNT_MAGIC: [u8; 8] = [0x6e, 0x55, 0, 0, 0, 0, 0, 0];
-/// `XLOG_FMT_LINUX_LE`: the machine's byte order for what is in the records.
-const FORMAT_LITTLE_ENDIAN: u32 = 1;
 
 /// The first blocks of the log, with the unmount record. Its length is a multiple of the file system's
 /// block and of what the device takes.
@@ -65,7 +63,7 @@ pub(crate) fn of_cycle(g: &Geometry, cycle: u32, unit: usize) -> Vec<u8> {
         prev_block: Be32::new(u32::MAX),
         num_logops: Be32::new(1),
         cycle_data,
-        fmt: Be32::new(FORMAT_LITTLE_ENDIAN),
+        fmt: Be32::new(LOG_FORMAT_LITTLE_ENDIAN),
         fs_uuid: g.uuid,
         size: Be32::new(buffer as u32),
         pad: Be32::new(0),

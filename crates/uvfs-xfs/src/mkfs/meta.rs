@@ -3,7 +3,7 @@
 use super::MkfsError;
 use super::fill::generation;
 use super::layout::FixedBlocks;
-use crate::format::Layout as _;
+use crate::format::{Dinode, Layout as _};
 use crate::geometry::{AgBlock, BBSIZE};
 use crate::read::verifier;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -138,7 +138,7 @@ impl<'a> Metadata<'a> {
         let first = ino - (at / size) as u64;
         for (inode, ino) in buffer.write().chunks_exact_mut(size).zip(first..) {
             inode.fill(0);
-            super::inode::free_inode(g, ino, generation(g, ino)).put(inode, 0);
+            Dinode::free(g.meta_uuid, ino, generation(g, ino)).put(inode, 0);
         }
         Ok((buffer, Some(self.l.unit_inodes())))
     }

@@ -42,7 +42,6 @@ pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES, MIN_TWO_GROUPS_BYTES};
 pub use source::tar::Archive;
 pub use target::scratch;
 
-pub(crate) use inode::free_inode;
 pub(crate) use log::of_cycle as log_of_cycle;
 
 use crate::format::*;

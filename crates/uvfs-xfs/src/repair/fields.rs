@@ -73,7 +73,7 @@ pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
 /// A free inode: all of it is made anew if anything is wrong.
 fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
     let mut new = vec![0; raw.len()];
-    let fresh = crate::mkfs::free_inode(&m.g, ino, d.v2.r#gen.get());
+    let fresh = Dinode::free(m.g.meta_uuid, ino, d.v2.r#gen.get());
     fresh.put(&mut new, 0);
     m.put_inode(ino, &mut new);
     m.moved = true;

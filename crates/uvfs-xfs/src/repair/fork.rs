@@ -290,13 +290,7 @@ pub(crate) fn append(
 
 /// Sets the number of extents of a fork.
 pub(crate) fn set_extents(raw: &mut [u8], f: Fork, n: u64) {
-    let Ok(d) = Dinode::at(raw, 0) else { return };
-    let mut d = *d;
-    match (f, d.flags2.get() & DIFLAG2_NREXT64 != 0) {
-        (Fork::Data, true) => d.v2.big_nextents.set(n),
-        (Fork::Data, false) => d.v2.nextents.set(n as u32),
-        (Fork::Attr, true) => d.v2.nextents.set(n as u32),
-        (Fork::Attr, false) => d.v2.anextents.set(n as u16),
+    if let Ok(d) = Dinode::at_mut(raw, 0) {
+        d.set_extents(f == Fork::Attr, n);
     }
-    d.put(raw, 0);
 }

@@ -8,7 +8,6 @@ use super::space::{EXPECTED, UNSEEN};
 use super::{Mend, Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
-use crate::mkfs::free_inode;
 use crate::read::inode::{Fork, Inode};
 
 /// Looks at all inodes, and repairs those that need it; reads all directories on the way.
@@ -156,7 +155,7 @@ pub(crate) fn new_inode(
 ) -> (Dinode, Vec<u8>) {
     let generation = DinodeV2::at(old, 0).map_or(0, |d| d.r#gen.get());
     let mut raw = vec![0; g.inode_size as usize];
-    let mut d = free_inode(g, ino, generation.wrapping_add(1));
+    let mut d = Dinode::free(g.meta_uuid, ino, generation.wrapping_add(1));
     d.v2.aformat = FORMAT_EXTENTS;
     match parent {
         Some(parent) => {
@@ -193,7 +192,7 @@ fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], why: &str) {
     let what = match own || parent.is_some() {
         true => "made anew",
         false => {
-            d = free_inode(&g, ino, d.v2.r#gen.get());
+            d = Dinode::free(g.meta_uuid, ino, d.v2.r#gen.get());
             "cleared"
         }
     };
