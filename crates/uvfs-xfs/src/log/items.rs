@@ -354,9 +354,9 @@ impl<'a> Applying<'a> {
         if Be16::at(inode, 0).is_ok_and(|m| m.get() != DINODE_MAGIC) {
             return wrong("there is no inode in its place");
         }
-        let core = LogDinode::at(item.region(1), 0).ok();
-        let Some(core) = core.filter(|core| core.magic.get() == DINODE_MAGIC && core.version == 3)
-        else {
+        let core = logged_core(item.region(1));
+        let is_core = |d: &DinodeV2| d.magic.get() == DINODE_MAGIC && d.version == 3;
+        let Some(core) = core.filter(|core| is_core(&core.v2)) else {
             return wrong("what was logged of it makes no sense");
         };
         let on_disk = Dinode::at(inode, 0).map_or(0, |d| d.lsn.get());
@@ -368,7 +368,7 @@ impl<'a> Applying<'a> {
         }
         put_core(inode, core, self.lsn);
         let start = DINODE_V3_SIZE;
-        let attr = match core.forkoff {
+        let attr = match core.v2.forkoff {
             0 => size,
             n => start + usize::from(n) * 8,
         };
@@ -509,53 +509,37 @@ fn regions<'i>(
     Ok(out)
 }
 
-/// Writes a logged core.
-fn put_core(inode: &mut [u8], from: &LogDinode, lsn: u64) {
-    let bigtime = from.flags2.get() & DIFLAG2_BIGTIME != 0;
-    // Without bigtime a time is two words, each in the machine's byte order.
-    let time = |raw: Le64| match bigtime {
-        true => raw.get(),
-        false => raw.get().rotate_left(32),
-    };
+/// A logged core (`xfs_log_dinode`): it has the fields of [`Dinode`] in the machine's byte order.
+fn logged_core(logged: &[u8]) -> Option<Dinode> {
+    let mut bytes = logged.get(..Dinode::SIZE)?.to_vec();
+    // The first field of `Dinode` stands for those of `DinodeV2`.
+    let fields = DinodeV2::FIELDS.iter().chain(&Dinode::FIELDS[1..]);
+    for field in fields.filter(|f| matches!(f.len, 2 | 4 | 8)) {
+        bytes[field.at..field.at + field.len].reverse();
+    }
+    Dinode::at(&bytes, 0).ok().copied()
+}
+
+/// Writes a logged core. The checksum is the caller's.
+fn put_core(inode: &mut [u8], mut core: Dinode, lsn: u64) {
     let Ok(to) = Dinode::at_mut(inode, 0) else {
         return;
     };
-    let d = &mut to.v2;
-    d.magic.set(from.magic.get());
-    d.mode.set(from.mode.get());
-    d.version = from.version;
-    d.format = from.format;
-    d.onlink.set(from.onlink.get());
-    d.uid.set(from.uid.get());
-    d.gid.set(from.gid.get());
-    d.nlink.set(from.nlink.get());
-    d.projid_lo.set(from.projid_lo.get());
-    d.projid_hi.set(from.projid_hi.get());
-    d.atime.set(time(from.atime));
-    d.mtime.set(time(from.mtime));
-    d.ctime.set(time(from.ctime));
-    d.size.set(from.size.get());
-    d.nblocks.set(from.nblocks.get());
-    d.extsize.set(from.extsize.get());
-    d.nextents.set(from.nextents.get());
-    d.anextents.set(from.anextents.get());
-    d.forkoff = from.forkoff;
-    d.aformat = from.aformat;
-    d.dmevmask.set(from.dmevmask.get());
-    d.dmstate.set(from.dmstate.get());
-    d.flags.set(from.flags.get());
-    d.r#gen.set(from.r#gen.get());
-    let wide = from.flags2.get() & DIFLAG2_NREXT64 != 0;
-    d.big_nextents
-        .set(if wide { from.big_nextents.get() } else { 0 });
-    to.changecount.set(from.changecount.get());
-    to.lsn.set(lsn);
-    to.flags2.set(from.flags2.get());
-    to.cowextsize.set(from.cowextsize.get());
-    to.pad2 = [0; 12];
-    to.crtime.set(time(from.crtime));
-    to.ino.set(from.ino.get());
-    to.uuid = from.uuid;
+    let (d, flags) = (&mut core.v2, core.flags2.get());
+    if flags & DIFLAG2_BIGTIME == 0 {
+        // Then a time is two words, each in the machine's byte order.
+        for time in [&mut d.atime, &mut d.mtime, &mut d.ctime, &mut core.crtime] {
+            time.set(time.get().rotate_left(32));
+        }
+    }
+    if flags & DIFLAG2_NREXT64 == 0 {
+        d.big_nextents.set(0);
+    }
+    // The inode's buffer has it.
+    d.next_unlinked = to.v2.next_unlinked;
+    core.lsn.set(lsn);
+    core.pad2 = [0; 12];
+    *to = core;
 }
 
 /// Writes the root of a fork's tree, which was logged as the block that it is in memory.
