@@ -31,6 +31,7 @@ use crate::error::{Error, Result as Read};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::{Overlay, Sink};
+use crate::walk::btree::{Defect, Item, Visitor};
 use items::{Applying, Cancelled};
 use std::collections::HashSet;
 use std::io;
@@ -367,10 +368,55 @@ fn unlinked(disk: &Overlay, g: &Geometry, agno: u32) -> Vec<Be32> {
     agi.map_or(Vec::new(), |agi| agi.unlinked.to_vec())
 }
 
-/// A block of a tree.
-fn tree_block(disk: &Overlay, g: &Geometry, a: AgBlock) -> io::Result<Block> {
-    let at = g.daddr(a) << 9;
-    disk.get(at, g.block_size as usize).map(Block::new)
+/// Bytes of the records of one tree, at most: a tree of more is left as it is.
+const MAX_RECORDS: usize = 256 << 20;
+
+/// The records of a tree, and its blocks.
+struct Records<'a> {
+    disk: &'a Overlay,
+    g: &'a Geometry,
+    blocks: Vec<u64>,
+    bytes: Vec<u8>,
+    sound: bool,
+}
+
+impl<'a> Records<'a> {
+    /// Reads what `walk` goes through; `None` if it is damaged.
+    fn read(
+        disk: &'a Overlay,
+        g: &'a Geometry,
+        walk: impl FnOnce(&mut Self),
+    ) -> Option<(Vec<u64>, Vec<u8>)> {
+        let mut records = Records {
+            disk,
+            g,
+            blocks: Vec::new(),
+            bytes: Vec::new(),
+            sound: true,
+        };
+        walk(&mut records);
+        records.sound.then_some((records.blocks, records.bytes))
+    }
+}
+
+impl Visitor for Records<'_> {
+    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
+        let at = self.g.daddr(a) << 9;
+        self.disk
+            .get(at, self.g.block_size as usize)
+            .map(Block::new)
+    }
+
+    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
+        match item {
+            Ok(Item::Sound(at, _)) => self.blocks.push(at),
+            Ok(Item::Records { bytes, .. }) => self.bytes.extend_from_slice(bytes),
+            Ok(Item::Block(_)) => {}
+            Err(_) => self.sound = false,
+        }
+        self.sound = self.sound && self.bytes.len() <= MAX_RECORDS;
+        self.sound
+    }
 }
 
 /// The bytes of an inode; `None` if it cannot be read.

@@ -2,17 +2,10 @@
 
 use super::finish::Finishing;
 use super::items::stamped;
-use crate::blocks::Block;
 use crate::bulk::btree::{Shape, build_fork, extent_records, fork_root_room};
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
-use crate::overlay::Overlay;
-use crate::walk::btree::{Defect, Item, Visitor, fork_tree};
-use std::io;
+use crate::walk::btree::fork_tree;
 use std::ops::Range;
-
-/// Extents of a fork, at most: a fork of more is left as it is.
-const MAX_EXTENTS: usize = 16 << 20;
 
 /// A fork of an inode.
 pub(super) struct Fork {
@@ -38,36 +31,6 @@ pub(super) fn fork_range(d: &Dinode, size: usize, attr: bool) -> Range<usize> {
     if attr { middle..size } else { start..middle }
 }
 
-/// The extents of a tree, and its blocks.
-struct Tree<'a> {
-    disk: &'a Overlay,
-    g: &'a Geometry,
-    extents: Vec<Extent>,
-    blocks: Vec<u64>,
-    sound: bool,
-}
-
-impl Visitor for Tree<'_> {
-    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        super::tree_block(self.disk, self.g, a)
-    }
-
-    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
-        match item {
-            Ok(Item::Sound(at, _)) => self.blocks.push(at),
-            Ok(Item::Records { bytes, n, .. }) => {
-                let records = ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default();
-                self.extents
-                    .extend(records.iter().map(ExtentRecord::unpack));
-            }
-            Ok(Item::Block(_)) => {}
-            Err(_) => self.sound = false,
-        }
-        self.sound = self.sound && self.extents.len() <= MAX_EXTENTS;
-        self.sound
-    }
-}
-
 impl Fork {
     /// Reads a fork; `None` if it has no extents, or is damaged.
     pub fn read(f: &Finishing<'_>, ino: u64, attr: bool) -> Option<Fork> {
@@ -79,36 +42,36 @@ impl Fork {
             false => (d.v2.format, data),
             true => (d.v2.aformat, attrs),
         };
-        let mut tree = Tree {
-            disk: f.disk,
-            g: f.g,
-            extents: Vec::new(),
-            blocks: Vec::new(),
-            sound: true,
+        let unpacked = |bytes: &[u8], n| {
+            let records = ExtentRecord::slice_at(bytes, 0, n).ok()?.iter();
+            Some(records.map(ExtentRecord::unpack).collect::<Vec<_>>())
         };
-        match format {
+        let (tree, extents) = match format {
             _ if d.v2.mode.get() == 0 || bytes.is_empty() => return None,
-            FORMAT_EXTENTS => {
-                let records = ExtentRecord::slice_at(bytes, 0, usize::try_from(count).ok()?);
-                tree.extents = records.ok()?.iter().map(ExtentRecord::unpack).collect();
+            FORMAT_EXTENTS => (Vec::new(), unpacked(bytes, usize::try_from(count).ok()?)?),
+            FORMAT_BTREE => {
+                let walk = |records: &mut _| fork_tree(f.g, ino, bytes, records);
+                let (tree, records) = super::Records::read(f.disk, f.g, walk)?;
+                (
+                    tree,
+                    unpacked(&records, records.len() / ExtentRecord::SIZE)?,
+                )
             }
-            FORMAT_BTREE => fork_tree(f.g, ino, bytes, &mut tree),
-            // What was in the inode goes elsewhere.
-            FORMAT_LOCAL if attr => {}
+            FORMAT_LOCAL if attr => Default::default(),
             _ => return None,
-        }
+        };
         let fits = |e: &Extent| {
             e.end() <= 1 << (63 - f.g.blocklog) && f.g.fsb_run(e.startblock, e.blockcount).is_some()
         };
-        let sorted = tree.extents.is_sorted_by(|a, b| a.end() <= b.startoff);
-        if !tree.sound || !sorted || !tree.extents.iter().all(fits) {
+        let sorted = extents.is_sorted_by(|a, b| a.end() <= b.startoff);
+        if !sorted || !extents.iter().all(fits) {
             return None;
         }
         let mut fork = Fork {
             ino,
             attr,
-            extents: tree.extents,
-            tree: tree.blocks,
+            extents,
+            tree,
             room: bytes.len(),
             blocks: 0,
         };

@@ -2,17 +2,13 @@
 //! which are changed in memory and from which the trees are then built anew.
 
 use super::items::stamped;
-use crate::blocks::Block;
 use crate::bulk::group::{Group, GroupTree};
 use crate::bulk::space::{FreeRuns, Owner, normal, space_trees, subtract};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::overlay::Overlay;
-use crate::walk::btree::{Defect, Item, Visitor, group_tree};
-use std::io;
+use crate::walk::btree::group_tree;
 
-/// Bytes of the records of one tree, at most: a tree of more is left as it is.
-const MAX_RECORDS: usize = 256 << 20;
 const FLAGS: u64 = RMAP_OFF_ATTR_FORK | RMAP_OFF_BMBT_BLOCK;
 
 /// What the trees of a group say of its blocks.
@@ -32,32 +28,6 @@ pub(super) struct Space {
     references: Vec<u32>,
 }
 
-/// The records of a tree, and its blocks.
-struct Records<'a> {
-    disk: &'a Overlay,
-    g: &'a Geometry,
-    blocks: Vec<u32>,
-    bytes: Vec<u8>,
-    sound: bool,
-}
-
-impl Visitor for Records<'_> {
-    fn read(&mut self, a: AgBlock) -> io::Result<Block> {
-        super::tree_block(self.disk, self.g, a)
-    }
-
-    fn item(&mut self, item: Result<Item<'_>, Defect>) -> bool {
-        match item {
-            Ok(Item::Sound(at, _)) => self.blocks.push(at as u32),
-            Ok(Item::Records { bytes, .. }) => self.bytes.extend_from_slice(bytes),
-            Ok(Item::Block(_)) => {}
-            Err(_) => self.sound = false,
-        }
-        self.sound = self.sound && self.bytes.len() <= MAX_RECORDS;
-        self.sound
-    }
-}
-
 impl Space {
     /// Reads the trees of a group; `None` if one of them is damaged, or is not in order.
     pub fn read(disk: &Overlay, g: &Geometry, agno: u32) -> Option<Space> {
@@ -66,16 +36,10 @@ impl Space {
         let agf = *check_agf(&agf, &g.header_ident(agno, AGF_SECTOR)).ok()?;
         let mut own = Vec::new();
         let tree = |tree: Btree| {
-            let mut records = Records {
-                disk,
-                g,
-                blocks: Vec::new(),
-                bytes: Vec::new(),
-                sound: true,
-            };
-            group_tree(g, agno, tree, agf.root_of(tree), &mut records);
-            let Records { blocks, bytes, .. } = records;
-            records.sound.then_some((blocks, bytes))
+            let walk = |records: &mut _| group_tree(g, agno, tree, agf.root_of(tree), records);
+            let (blocks, bytes) = super::Records::read(disk, g, walk)?;
+            let blocks = blocks.into_iter().map(|at| at as u32);
+            Some((blocks.collect::<Vec<_>>(), bytes))
         };
         let inside = |start: u32, len: u32| g.fsb_run(g.fsbno(AgBlock { agno, agbno: start }), len);
         let mut free = Vec::new();
