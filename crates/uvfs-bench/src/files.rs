@@ -1,7 +1,8 @@
 //! The files that the benchmarks read and write, and the memory for direct I/O on them.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -31,6 +32,17 @@ impl Page {
 /// The name of small file number `number`.
 pub fn file_name(number: u64) -> String {
     format!("f{number:07}")
+}
+
+/// Makes a file of blocks that begin with these numbers.
+pub fn write_blocks(path: &Path, numbers: Range<u64>) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut block = [0x5a; BLOCK];
+    for number in numbers {
+        block[..8].copy_from_slice(&number.to_le_bytes());
+        file.write_all(&block)?;
+    }
+    file.flush()
 }
 
 /// Opens a file for direct reads, and gives the number of its blocks.

@@ -1,14 +1,13 @@
 //! The private directory in which a benchmark works.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use uvfs_cli::{Context, Error, Result};
 
-use super::files::{BLOCK, file_name};
+use super::files::{BLOCK, file_name, write_blocks};
 
 /// `f_type` of a tmpfs (linux/magic.h).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -142,20 +141,8 @@ impl Workspace {
     /// Writes a file of `bytes` in the source, each 4 KiB block beginning with its number.
     pub fn fill(&self, name: &str, bytes: u64) -> Result<()> {
         let path = self.source().join(name);
-        let what = || format!("writing {}", path.display());
-        let mut file = File::create(&path).context(what)?;
-        let mut chunk = vec![0x5a_u8; 256 * BLOCK];
-        let blocks = bytes / BLOCK as u64;
-        let mut block = 0;
-        while block < blocks {
-            let n = (blocks - block).min(256) as usize;
-            for (i, page) in chunk.chunks_mut(BLOCK).take(n).enumerate() {
-                page[..8].copy_from_slice(&(block + i as u64).to_le_bytes());
-            }
-            file.write_all(&chunk[..n * BLOCK]).context(what)?;
-            block += n as u64;
-        }
-        Ok(())
+        let written = write_blocks(&path, 0..bytes / BLOCK as u64);
+        written.context(|| format!("writing {}", path.display()))
     }
 
     /// Makes an empty directory in the source, in place of one of that name, and in it `files`
@@ -165,10 +152,8 @@ impl Workspace {
         let dir = self.source().join(name);
         let what = || format!("filling {}", dir.display());
         fs::create_dir(&dir).context(what)?;
-        let mut page = [0x5a_u8; BLOCK];
         for number in 0..files {
-            page[..8].copy_from_slice(&number.to_le_bytes());
-            fs::write(dir.join(file_name(number)), page).context(what)?;
+            write_blocks(&dir.join(file_name(number)), number..number + 1).context(what)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::files::{BLOCK, check_block, file_name};
+use crate::files::{BLOCK, check_block, file_name, write_blocks};
 use crate::measure::{Measured, Watch};
 use crate::stats::{Histogram, Latency};
 
@@ -154,23 +154,14 @@ pub fn shuffled(pieces: u64) -> Vec<u64> {
 
 /// Makes what the works read, in a directory of the store.
 pub fn fill(dir: &std::path::Path, bytes: u64, names: u64, files: u64) -> io::Result<()> {
-    let numbered = |name: &std::path::Path, blocks: std::ops::Range<u64>| {
-        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(name)?);
-        for number in blocks {
-            let mut block = [0; BLOCK];
-            block[..8].copy_from_slice(&number.to_le_bytes());
-            io::Write::write_all(&mut file, &block)?;
-        }
-        io::Write::flush(&mut file)
-    };
     for large in [STREAM, RANDOM] {
-        numbered(&dir.join(large), 0..bytes / BLOCK as u64)?;
+        write_blocks(&dir.join(large), 0..bytes / BLOCK as u64)?;
     }
     for (name, count, blocks) in [(NAMES, names, 0), (SMALL, files, 4)] {
         fs::create_dir(dir.join(name))?;
         for number in 0..count {
             let path = dir.join(name).join(file_name(number));
-            numbered(&path, number..number + blocks)?;
+            write_blocks(&path, number..number + blocks)?;
         }
     }
     Ok(())
