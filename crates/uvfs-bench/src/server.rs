@@ -2,16 +2,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 use rustix::process::{Resource, Signal};
 use serde::Serialize;
 use uvfs_cli::{Context, Error, Result};
+use uvfs_server::mount::unmount;
 
 use super::child::{Process, Waited, own_path, uvfs, wait_any};
 use super::client::Job;
@@ -417,40 +417,20 @@ impl Server<'_> {
         // A client that has just ended may still be letting go of its files.
         let deadline = Instant::now() + Duration::from_secs(2);
         let alive = self.process.status().is_none();
+        let kind = |result: &io::Result<()>| result.as_ref().err().map(io::Error::kind);
         let mut result = unmount(mountpoint, false);
-        while alive && result == Err(Errno::BUSY) && Instant::now() < deadline {
+        while alive && kind(&result) == Some(ErrorKind::ResourceBusy) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
             result = unmount(mountpoint, false);
         }
         // EINVAL: it isn't mounted.
-        if !matches!(result, Ok(()) | Err(Errno::INVAL)) {
+        if !matches!(kind(&result), None | Some(ErrorKind::InvalidInput)) {
             tracing::warn!(
                 "unmounting {}: {result:?}, forcing it",
                 mountpoint.display()
             );
             let _ = unmount(mountpoint, true);
         }
-    }
-}
-
-/// Unmounts; with `force` also when it is busy or does not answer.
-fn unmount(mountpoint: &Path, force: bool) -> Result<(), Errno> {
-    let mut flags = UnmountFlags::NOFOLLOW;
-    if force {
-        flags |= UnmountFlags::FORCE | UnmountFlags::DETACH;
-    }
-    match rustix::mount::unmount(mountpoint, flags) {
-        Err(Errno::PERM) => {}
-        done => return done,
-    }
-    // Without privileges, as fusermount3(1) does it for the user who mounted.
-    let mut command = Command::new("fusermount3");
-    command.arg(if force { "-uqz" } else { "-uq" }).arg("--");
-    command.arg(mountpoint).stdin(Stdio::null());
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(Errno::BUSY),
-        Err(_) => Err(Errno::PERM),
     }
 }
 
