@@ -1,21 +1,13 @@
 //! The errors of a buffer.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use rustix::io::Errno;
 
 /// A defect that a verifier found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Corrupt(Cow<'static, str>);
-
-impl fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Corrupt {}
 
 impl From<&'static str> for Corrupt {
     fn from(what: &'static str) -> Self {
