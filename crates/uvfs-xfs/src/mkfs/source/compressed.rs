@@ -1,5 +1,6 @@
 //! Compressed archives, known by how they begin.
 
+use super::invalid;
 use super::member::{BLOCK, is_header};
 use bzip2::bufread::BzDecoder;
 use flate2::bufread::GzDecoder;
@@ -132,7 +133,7 @@ fn decompressed(mut from: impl Read + Send + 'static) -> io::Result<Box<dyn Read
             let why = format!(
                 "it is compressed in a way that mkfs does not read; decompress it with {program}"
             );
-            Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            Err(invalid(why))
         }
         None => Ok(Box::new(from)),
     }
@@ -275,9 +276,9 @@ impl<R: BufRead> Zstd<R> {
                         "it takes {} MiB of memory, and mkfs gives it 128 (compress it without --long)",
                         requested >> 20
                     );
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                    return Err(invalid(why));
                 }
-                Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
+                Err(e) => return Err(invalid(e)),
             }
         }
         Ok(false)
@@ -286,7 +287,6 @@ impl<R: BufRead> Zstd<R> {
 
 impl<R: BufRead> Read for Zstd<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let broken = |e| io::Error::new(io::ErrorKind::InvalidData, e);
         loop {
             if !self.within && !self.begin()? {
                 return Ok(0);
@@ -297,14 +297,13 @@ impl<R: BufRead> Read for Zstd<R> {
             if !self.decoder.is_finished() {
                 let one = BlockDecodingStrategy::UptoBlocks(1);
                 let decoded = self.decoder.decode_blocks(&mut self.from, one);
-                decoded.map_err(broken)?;
+                decoded.map_err(invalid)?;
                 continue;
             }
             self.within = false;
             let told = self.decoder.get_checksum_from_data();
             if told.is_some() && told != self.decoder.get_calculated_checksum() {
-                let why = "the checksum is wrong";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                return Err(invalid("the checksum is wrong"));
             }
         }
     }

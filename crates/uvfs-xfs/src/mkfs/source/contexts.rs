@@ -1,5 +1,6 @@
 //! SELinux file contexts: which label a path gets (`file_contexts(5)`, and `selabel_file(5)` of libselinux).
 
+use super::invalid;
 use crate::bulk::attr::NewAttr;
 use crate::format::*;
 use regex::bytes::{Regex, RegexBuilder};
@@ -49,10 +50,7 @@ impl Contexts {
             (beside(".local"), false),
         ] {
             match fs::read_to_string(&path) {
-                Ok(text) => specs.extend(
-                    parse(&text)
-                        .map_err(|e| (path, io::Error::new(io::ErrorKind::InvalidData, e)))?,
-                ),
+                Ok(text) => specs.extend(parse(&text).map_err(|e| (path, invalid(e)))?),
                 Err(e) if !needed && e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err((path, e)),
             }

@@ -5,7 +5,7 @@
 
 use super::pax::{self, Extended, Record, up_to_nul};
 use super::sparse::Sparse;
-use super::{Meta, Time};
+use super::{Meta, Time, invalid};
 use std::io::{self, Read};
 use tar::Header;
 
@@ -39,10 +39,6 @@ pub struct Members<R> {
     padding: u64,
     /// Headers for all members to come.
     global: Vec<Record>,
-}
-
-fn invalid(why: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
 /// A number of a header: octal digits, or big-endian if the first bit is set, with a sign in the second. Nothing is 0.

@@ -23,12 +23,18 @@ use super::MkfsError;
 use crate::blocks::{pread, pread_exact};
 use crate::bulk::attr::NewAttr;
 pub use crate::read::inode::Time;
+use std::error::Error;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+fn invalid(why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
 
 /// An inode's attributes as the source has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! `docker save` writes.
 
 use super::tar::Archive;
-use super::{Root, SourceReader, as_path};
+use super::{Root, SourceReader, as_path, invalid};
 use crate::mkfs::MkfsError;
 use rustix::fs::OFlags;
 use serde::Deserialize;
@@ -137,8 +137,7 @@ impl<H: Digest> Read for Blob<H> {
             let digest = hash.finalize();
             let hex = digest.iter().map(|b| format!("{b:02x}"));
             if hex.collect::<String>() != self.expected {
-                let why = "its digest is another one: it is damaged";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                return Err(invalid("its digest is another one: it is damaged"));
             }
         }
         Ok(n)
@@ -226,8 +225,7 @@ fn here() -> String {
 }
 
 fn refused(path: PathBuf, why: String) -> MkfsError {
-    let error = io::Error::new(io::ErrorKind::InvalidData, why);
-    MkfsError::source(path, "reading it", error)
+    MkfsError::source(path, "reading it", invalid(why))
 }
 
 /// A JSON file; `None` if it is not there.

@@ -3,10 +3,10 @@
 //! Keywords: POSIX.1-2017 `pax`; the manual of GNU tar ("Sparse Formats", `--xattrs`, `--acls`, `--selinux`); `tar(5)`
 //! of libarchive.
 
-use super::Time;
 use super::acl::Acl;
 use super::host;
 use super::sparse::Sparse;
+use super::{Time, invalid};
 use crate::bulk::attr::NewAttr;
 use std::collections::BTreeMap;
 use std::io;
@@ -17,10 +17,6 @@ pub type Record = (Box<[u8]>, Box<[u8]>);
 /// Why a member of one archive of several is refused.
 pub const CONTINUED: &str =
     "it continues a file that begins in another volume; give mkfs all volumes as one archive";
-
-fn invalid(why: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.into())
-}
 
 /// An owner. The kernel takes the greatest number of 32 bits for none.
 pub fn owner(n: i128) -> io::Result<u32> {

@@ -2,10 +2,9 @@
 //! contents are.
 
 use super::tree::{Body, Limits, ROOT, Tree};
-use super::{Meta, Root, Time};
+use super::{Meta, Root, Time, invalid};
 use crate::mkfs::MkfsError;
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -64,10 +63,9 @@ pub fn read(file: &Path, spaces: bool, time: Time) -> Result<Root, MkfsError> {
     let made = build(&mut words, file, spaces, time);
     made.map_err(|e| match e {
         Failure::Wrong(why) => {
-            let error = io::Error::new(io::ErrorKind::InvalidData, why);
             let mut path = file.as_os_str().to_owned();
             path.push(format!(":{}", words.line));
-            MkfsError::source(path.into(), "reading the prototype", error)
+            MkfsError::source(path.into(), "reading the prototype", invalid(why))
         }
         Failure::Other(e) => e,
     })

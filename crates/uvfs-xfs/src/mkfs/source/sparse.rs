@@ -1,6 +1,7 @@
 //! Sparse members of tar archives: in headers of old GNU tar, and in PAX format, as GNU tar and bsdtar write them, in
 //! versions 0.0, 0.1 and 1.0.
 
+use super::invalid;
 use super::member::{self, BLOCK};
 use super::pax::up_to_nul;
 use std::io::{self, Read};
@@ -28,14 +29,12 @@ fn number(text: &[u8]) -> Option<u64> {
 }
 
 fn bounded(parts: usize) -> io::Result<()> {
-    let why = "it has more than a million parts between holes";
-    let many = || io::Error::new(io::ErrorKind::InvalidData, why);
+    let many = || invalid("it has more than a million parts between holes");
     (parts <= MOST_PARTS).then_some(()).ok_or_else(many)
 }
 
 fn senseless() -> io::Error {
-    let text = "what it says of its holes makes no sense";
-    io::Error::new(io::ErrorKind::InvalidData, text)
+    invalid("what it says of its holes makes no sense")
 }
 
 impl Sparse {
