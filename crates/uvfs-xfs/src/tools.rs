@@ -15,6 +15,7 @@ use crate::read::volume::Volume;
 pub use archive::{archive, finish};
 pub use copy::{Copied, Trust, copy_out};
 pub use ls::{LsOptions, escape, format_time, human, ls, mode_string, quote};
+use std::collections::VecDeque;
 use std::io::{self, Write};
 pub use tree::{expand, walk};
 
@@ -46,6 +47,42 @@ fn twice(dir: &Inode, ino: u64) -> Error {
         "a directory that is in one place",
         ino,
     )
+}
+
+/// A directory's entries, read a part at a time.
+#[derive(Default)]
+struct Entries {
+    /// Name and number of those that were read and are not used yet.
+    read: VecDeque<(Vec<u8>, u64)>,
+    /// Where to go on reading.
+    next: u64,
+    complete: bool,
+}
+
+impl Entries {
+    /// Reads so many at most, without those of the directory itself and its parent.
+    fn refill(&mut self, volume: &Volume, dir: &Inode, most: usize) -> Result<()> {
+        let (start, mut more) = (self.next, false);
+        let read = volume.readdir(dir, start, &mut |e| {
+            if self.read.len() == most {
+                more = true;
+                return false;
+            }
+            self.next = e.next;
+            if e.name != b"." && e.name != b".." {
+                self.read.push_back((e.name.to_vec(), e.ino));
+            }
+            true
+        });
+        // Positions grow, so that this ends.
+        self.complete = !more || read.is_err() || self.next <= start;
+        read
+    }
+
+    /// Reads inodes of the first ones ahead.
+    fn readahead(&self, volume: &Volume) {
+        volume.readahead_inodes(self.read.iter().take(BATCH).map(|(_, ino)| *ino));
+    }
 }
 
 /// The name that a copy of `from` gets; `None` for the root.

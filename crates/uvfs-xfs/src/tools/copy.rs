@@ -10,13 +10,13 @@ use rustix::fs::{
     XattrFlags,
 };
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::ls::escape;
-use super::{BATCH, DATA_AHEAD, MAX_DEPTH, buffer, last_name, output, twice};
+use super::{BATCH, DATA_AHEAD, Entries, MAX_DEPTH, buffer, last_name, output, twice};
 
 /// The counts of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -170,12 +170,9 @@ struct Frame {
     /// From the copy's root.
     path: PathBuf,
     inode: Inode,
-    /// Entries read and not copied yet, and where to go on reading.
-    batch: VecDeque<(Vec<u8>, u64)>,
-    /// Of the first of these so many are read ahead.
+    entries: Entries,
+    /// The data of so many of the first is read ahead.
     ahead: usize,
-    next: u64,
-    complete: bool,
     /// Attributes are to be set when it is done.
     own: bool,
 }
@@ -260,17 +257,18 @@ impl Copy<'_> {
             fd,
             path,
             inode,
-            batch: VecDeque::new(),
+            entries: Entries::default(),
             ahead: 0,
-            next: 0,
-            complete: false,
             own,
         };
         let mut stack = vec![frame(fd, path, inode, own)];
         while let Some(top) = stack.last_mut() {
-            let Some((name, ino)) = top.batch.pop_front() else {
-                if !top.complete {
-                    self.refill(top);
+            let entries = &mut top.entries;
+            let Some((name, ino)) = entries.read.pop_front() else {
+                if !entries.complete {
+                    let read = entries.refill(self.volume, &top.inode, BATCH);
+                    entries.readahead(self.volume);
+                    self.check(&top.path, read);
                     continue;
                 }
                 let top = stack.pop().expect("it was there");
@@ -280,7 +278,7 @@ impl Copy<'_> {
                 continue;
             };
             top.ahead = top.ahead.saturating_sub(1);
-            while let Some((_, ino)) = top.batch.get(top.ahead)
+            while let Some((_, ino)) = entries.read.get(top.ahead)
                 && top.ahead < DATA_AHEAD
             {
                 self.volume.readahead_file(*ino);
@@ -308,32 +306,6 @@ impl Copy<'_> {
             } else if let Some(fd) = fd {
                 stack.push(frame(fd, path, child, true));
             }
-        }
-    }
-
-    fn refill(&mut self, frame: &mut Frame) {
-        let (batch, next) = (&mut frame.batch, &mut frame.next);
-        let mut full = false;
-        let start = *next;
-        let read = self.volume.readdir(&frame.inode, start, &mut |e| {
-            if batch.len() == BATCH {
-                full = true;
-                return false;
-            }
-            *next = e.next;
-            if e.name != b"." && e.name != b".." {
-                batch.push_back((e.name.to_vec(), e.ino));
-            }
-            true
-        });
-        self.volume
-            .readahead_inodes(batch.iter().map(|(_, ino)| *ino));
-        // Positions grow, so that this ends.
-        frame.complete = !full || *next <= start;
-        if let Err(e) = read {
-            frame.complete = true;
-            let path = frame.path.clone();
-            self.fail(&path, e);
         }
     }
 

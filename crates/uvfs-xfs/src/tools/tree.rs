@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{BATCH, SORT_LIMIT, twice};
+use super::{Entries, SORT_LIMIT, twice};
 
 /// As many paths a pattern gives at most.
 const MOST_PATHS: usize = 1_000_000;
@@ -100,11 +100,17 @@ pub fn walk(
         todo.push(Level::new(path.to_vec(), start));
     }
     while let Some(level) = todo.last_mut() {
-        let Some((name, ino)) = level.entries.pop() else {
-            match level.complete {
-                true => drop(todo.pop()),
-                false => level.refill(volume, &mut failed),
+        let entries = &mut level.entries;
+        let Some((name, ino)) = entries.read.pop_front() else {
+            if entries.complete {
+                todo.pop();
+                continue;
             }
+            if let Err(error) = entries.refill(volume, &level.inode, SORT_LIMIT) {
+                failed(&level.path, &error);
+            }
+            entries.read.make_contiguous().sort_unstable();
+            entries.readahead(volume);
             continue;
         };
         let slash: &[u8] = if level.path.ends_with(b"/") {
@@ -136,11 +142,7 @@ pub fn walk(
 struct Level {
     path: Vec<u8>,
     inode: Inode,
-    /// Of those read and not visited yet, the next one last.
-    entries: Vec<(Vec<u8>, u64)>,
-    /// Where to go on reading.
-    next: u64,
-    complete: bool,
+    entries: Entries,
 }
 
 impl Level {
@@ -148,32 +150,7 @@ impl Level {
         Level {
             path,
             inode,
-            entries: Vec::new(),
-            next: 0,
-            complete: false,
+            entries: Entries::default(),
         }
-    }
-
-    fn refill(&mut self, volume: &Volume, failed: &mut dyn FnMut(&[u8], &Error)) {
-        let (start, mut more) = (self.next, false);
-        let read = volume.readdir(&self.inode, start, &mut |e| {
-            if self.entries.len() == SORT_LIMIT {
-                more = true;
-                return false;
-            }
-            self.next = e.next;
-            if e.name != b"." && e.name != b".." {
-                self.entries.push((e.name.to_vec(), e.ino));
-            }
-            true
-        });
-        if let Err(error) = &read {
-            failed(&self.path, error);
-        }
-        // Positions grow, so that this ends.
-        self.complete = !more || read.is_err() || self.next <= start;
-        self.entries.sort_unstable_by(|a, b| b.cmp(a));
-        let first = self.entries.iter().rev().take(BATCH);
-        volume.readahead_inodes(first.map(|(_, ino)| *ino));
     }
 }
