@@ -275,10 +275,7 @@ pub(crate) fn ending() {
 
 /// Ends what this number stands for, before a call closes or replaces the descriptor.
 fn vacate(fd: c_int) -> Option<table::Closing> {
-    if fd < 0 || is_borrowed() {
-        return None;
-    }
-    let done = aside(|| {
+    closing(fd, || {
         if let Known::Own = table::look(fd) {
             report::taken(fd);
             leave();
@@ -286,6 +283,15 @@ fn vacate(fd: c_int) -> Option<table::Closing> {
         }
         // If that call fails, the descriptor lives on without its description.
         import::publish_fd(fd);
+    })
+}
+
+fn closing(fd: c_int, before: impl FnOnce()) -> Option<table::Closing> {
+    if fd < 0 || is_borrowed() {
+        return None;
+    }
+    let done = aside(|| {
+        before();
         table::Closing::begin(fd)
     });
     if done.is_none() {

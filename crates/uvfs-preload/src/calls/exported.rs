@@ -14,8 +14,9 @@ use uvfs_client::Flags;
 use super::status::{status, status_of};
 use super::transfer::{read_many, read_one, write_many, write_one};
 use super::{
-    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_plausible, making, mapping,
-    noted, out_of_reach, place, published, refuses, seek, sync, sync_range, truncate, vacate,
+    advise, allocate, aside, closing, duplicated, flags_of, is_borrowed, is_plausible, making,
+    mapping, noted, out_of_reach, place, published, refuses, seek, sync, sync_range, truncate,
+    vacate,
 };
 
 /// Functions that open a file with these flags.
@@ -248,19 +249,6 @@ fn failed(one: Use) -> Option<Errno> {
     aside(move || one.opened().and_then(|opened| opened.file.failed()))?
 }
 
-fn close_word(fd: c_int) -> Option<table::Closing> {
-    if fd < 0 || is_borrowed() {
-        return None;
-    }
-    match aside(|| table::Closing::begin(fd)) {
-        Some(closing) => closing,
-        None => {
-            table::abandon(fd);
-            None
-        }
-    }
-}
-
 /// As the manual says.
 ///
 /// # Safety
@@ -362,7 +350,7 @@ exports! {
         let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
         let _apart = apart.then(table::RaceGuard::closes);
         let written = written(fd);
-        let _closing = close_word(fd);
+        let _closing = closing(fd, || {});
         // SAFETY: the caller's own argument.
         let done = unsafe { next(fd) };
         // The file system may have waited for what was dirty.
@@ -384,7 +372,7 @@ exports! {
         let mut from = first;
         for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
             if !matches!(table::look(fd), Known::Own) {
-                drop(close_word(fd));
+                drop(closing(fd, || {}));
                 continue;
             }
             if (fd as u32) > from {
