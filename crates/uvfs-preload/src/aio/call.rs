@@ -148,36 +148,32 @@ impl Call {
     pub(super) fn begin(self: Arc<Self>, opened: &Opened) {
         let (file, at, flags) = (&opened.file, self.offset, self.flags);
         let call = self.clone();
-        match self.opcode {
+        let begun = match self.opcode {
             PREAD | PREADV => {
                 let len = self.buffers.iter().map(|buffer| buffer.1).sum();
-                let begun = file.begin_read_at(len, at, flags, move |landed| {
+                file.begin_read_at(len, at, flags, move |landed| {
                     let done = landed.map(|landed| {
                         // SAFETY: it ends below.
                         landed.copy_to(&mut unsafe { call.room() });
                         landed.len()
                     });
                     call.end(done);
-                });
-                if !begun {
-                    let done = self.at_once(opened);
-                    self.end(done.map_err(|error| error.errno()));
-                }
+                })
             }
             PWRITE | PWRITEV => {
                 // SAFETY: it ends below, or later.
                 let bytes = unsafe { self.bytes() };
-                let begun = !opened.syncs_all()
-                    && file.begin_write_at(&bytes, at, flags, move |done| call.end(done));
-                drop(bytes);
-                if !begun {
-                    let done = self.at_once(opened);
-                    self.end(done.map_err(|error| error.errno()));
-                }
+                !opened.syncs_all()
+                    && file.begin_write_at(&bytes, at, flags, move |done| call.end(done))
             }
             opcode => {
                 file.begin_sync(opcode == FDSYNC, move |done| call.end(done.map(|()| 0)));
+                true
             }
+        };
+        if !begun {
+            let done = self.at_once(opened);
+            self.end(done.map_err(|error| error.errno()));
         }
     }
 }

@@ -46,13 +46,11 @@ pub(super) unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_i
     if table::is_foreign(fd) || !is_plausible(to.cast(), size_of::<libc::stat>()) {
         return None;
     }
-    let found = match attributes(fd)? {
-        Ok(found) => found,
-        Err(code) => return Some(Err(code)),
-    };
-    // SAFETY: the caller's buffer.
-    unsafe { to.write(stat_of(&found)) };
-    Some(Ok(0))
+    Some(attributes(fd)?.map(|found| {
+        // SAFETY: the caller's buffer.
+        unsafe { to.write(stat_of(&found)) };
+        0
+    }))
 }
 
 /// A device's number as the kernel decodes it (new_decode_dev).
@@ -111,13 +109,11 @@ pub(super) unsafe fn status_of(
     {
         return None;
     }
-    let found = match attributes(fd)? {
-        Ok(found) => found,
-        Err(code) => return Some(Err(code)),
-    };
-    // SAFETY: the caller's buffer.
-    unsafe { to.write(statx_of(&found)) };
-    Some(Ok(0))
+    Some(attributes(fd)?.map(|found| {
+        // SAFETY: the caller's buffer.
+        unsafe { to.write(statx_of(&found)) };
+        0
+    }))
 }
 
 /// As statx(2) gives them.
