@@ -298,7 +298,7 @@ fn lock_image(fd: BorrowedFd<'_>, write: bool) -> Result<(), Errno> {
     // All zeros but for the kind: from the start of the file to wherever it ends.
     let kind = if write { libc::F_WRLCK } else { libc::F_RDLCK };
     let locked = uvfs_sys::ofd_lock(fd, libc::F_OFD_SETLK, &mut uvfs_sys::whole_file(kind));
-    match locked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+    match locked {
         Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         other => other,
     }

@@ -42,11 +42,9 @@ fn flock_of(lock: &Lock) -> Result<libc::flock> {
     };
     // OFD locks want l_pid to be 0.
     Ok(libc::flock {
-        l_type: kind as _,
-        l_whence: libc::SEEK_SET as _,
         l_start: start,
         l_len: len,
-        l_pid: 0,
+        ..uvfs_sys::whole_file(kind)
     })
 }
 
@@ -124,7 +122,7 @@ impl Source {
                 OFlags::RDONLY | OFlags::NONBLOCK,
             )?),
         };
-        sys::ofd_lock(fd.as_fd(), libc::F_OFD_GETLK, &mut flock)?;
+        uvfs_sys::ofd_lock(fd.as_fd(), libc::F_OFD_GETLK, &mut flock)?;
         if i32::from(flock.l_type) == libc::F_UNLCK {
             return Ok(Lock {
                 kind: libc::F_UNLCK as u32,
@@ -149,7 +147,7 @@ impl Source {
             let mut flock = *held;
             flock.l_type = libc::F_WRLCK as _;
             flock.l_pid = 0;
-            let seen = sys::ofd_lock(owner.fd.as_fd(), libc::F_OFD_GETLK, &mut flock).is_err()
+            let seen = uvfs_sys::ofd_lock(owner.fd.as_fd(), libc::F_OFD_GETLK, &mut flock).is_err()
                 || i32::from(flock.l_type) != libc::F_UNLCK
                     && (flock.l_start, flock.l_len) == (held.l_start, held.l_len);
             if !seen {
@@ -177,7 +175,7 @@ impl Source {
         }
         // Looked up each time: the owner's description goes when it closes the file meanwhile.
         let fd = self.owner_fd(&file, how, lock.pid)?;
-        sys::ofd_lock(fd.as_fd(), libc::F_OFD_SETLK, &mut flock)
+        uvfs_sys::ofd_lock(fd.as_fd(), libc::F_OFD_SETLK, &mut flock)
     }
 
     /// The last descriptor of a handle was closed. Owners of POSIX locks have given theirs back by

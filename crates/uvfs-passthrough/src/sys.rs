@@ -248,11 +248,6 @@ pub(crate) fn unshare_fs() -> Result<()> {
     checked(unsafe { libc::unshare(libc::CLONE_FS) } as libc::c_long).map(drop)
 }
 
-/// fcntl(2) with F_OFD_SETLK or F_OFD_GETLK.
-pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> Result<()> {
-    uvfs_sys::ofd_lock(fd, cmd, lock).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
-}
-
 /// mount_setattr(2): sets and clears attributes of the mount that `fd` is the root of.
 pub(crate) fn mount_setattr(fd: BorrowedFd<'_>, set: u64, clear: u64) -> Result<()> {
     // struct mount_attr: attr_set, attr_clr, propagation, userns_fd.

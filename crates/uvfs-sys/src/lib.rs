@@ -75,13 +75,10 @@ pub fn checked(result: impl TryInto<usize>) -> Result<usize, Errno> {
 ///
 /// # Errors
 /// The kernel's error: `EAGAIN` if another description has a lock in the way.
-pub fn ofd_lock(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
+pub fn ofd_lock(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> Result<(), Errno> {
     assert!(command == libc::F_OFD_SETLK || command == libc::F_OFD_GETLK);
     // SAFETY: both commands take a struct flock, which is borrowed mutably for the call.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), command, lock as *mut libc::flock) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), command, lock as *mut libc::flock) }).map(drop)
 }
 
 /// Whether no process has a file open for writing, nor mapped so that it can store to it, by this descriptor or any other. A
