@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, RenameFlags};
 use rustix::io::Errno;
+use uvfs_proto::abi;
 use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Node, Unlinked};
 
 use crate::Source;
 use crate::creds::Caller;
-use crate::meta::decode_dev;
 use crate::sys::{self, ProcPath, Result};
 
 /// Refuses what is not the name of an entry, so that no name leads out of its directory.
@@ -108,7 +108,7 @@ impl Source {
                     if cx.uid != 0 && !whiteout {
                         return Err(Errno::PERM);
                     }
-                    let (major, minor) = decode_dev(new.rdev);
+                    let (major, minor) = abi::decode_dev(new.rdev);
                     rustix::fs::makedev(major, minor)
                 }
                 _ => return Err(Errno::INVAL),

@@ -906,9 +906,39 @@ pub enum NotifyCode {
     Prune = 9,
 }
 
+impl SxTime {
+    /// A time since 1970.
+    pub fn new(tv_sec: i64, tv_nsec: u32) -> Self {
+        Self {
+            tv_sec,
+            tv_nsec,
+            ..Self::default()
+        }
+    }
+}
+
+/// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
+pub fn encode_dev(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}
+
+/// The reverse (`new_decode_dev`).
+pub fn decode_dev(dev: u32) -> (u32, u32) {
+    ((dev >> 8) & 0xfff, (dev & 0xff) | ((dev >> 12) & 0xfff00))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Device files show, and are made with, the right device numbers.
+    #[test]
+    fn device_numbers_survive_their_encoding() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (0xfff, 0xf_ffff)] {
+            assert_eq!(decode_dev(encode_dev(major, minor)), (major, minor));
+        }
+        assert_eq!(encode_dev(1, 3), 0x103);
+    }
 
     /// Each opcode is found by its number, and an unknown number is an error.
     #[test]

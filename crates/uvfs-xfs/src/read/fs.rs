@@ -228,7 +228,7 @@ impl XfsFs {
             nlink: i.nlink,
             uid: i.uid,
             gid: i.gid,
-            rdev: encode_dev(i.rdev),
+            rdev: abi::encode_dev(i.rdev.0, i.rdev.1),
             blksize: self.volume.geometry().block_size,
             flags: 0,
         }
@@ -271,11 +271,6 @@ fn extended_flags(i: &Inode) -> u32 {
     u32::from(i.flags & !DIFLAG_NEWRTBM)
 }
 
-/// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
-fn encode_dev((major, minor): (u32, u32)) -> u32 {
-    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
-}
-
 /// Reads the runs one after another into `data`, and gives their length.
 async fn read_runs(file: &Arc<File>, runs: &[DataRun], data: &Payload) -> Result<usize> {
     let mut done = 0;
@@ -294,14 +289,6 @@ async fn read_runs(file: &Arc<File>, runs: &[DataRun], data: &Payload) -> Result
         done += run.len;
     }
     Ok(done)
-}
-
-fn sx_time(t: Time) -> abi::SxTime {
-    abi::SxTime {
-        tv_sec: t.sec,
-        tv_nsec: t.nsec,
-        ..Default::default()
-    }
 }
 
 /// A node's number is that of its inode, and an image does not change: the next server knows all that this one does.
@@ -370,6 +357,7 @@ impl FileSystem for XfsFs {
         let i = self.look(cx, || self.inode(node)).await?;
         let mut mask = StatxFlags::BASIC_STATS;
         mask.set(StatxFlags::BTIME, i.crtime.is_some());
+        let time = |t: Time| abi::SxTime::new(t.sec, t.nsec);
         let statx = abi::Statx {
             mask: mask.bits(),
             blksize: self.volume.geometry().block_size,
@@ -383,10 +371,10 @@ impl FileSystem for XfsFs {
             size: i.size,
             blocks: self.volume.sectors(&i),
             attributes_mask: KEPT_FLAGS.bits().into(),
-            atime: sx_time(i.atime),
-            btime: sx_time(i.crtime.unwrap_or_default()),
-            ctime: sx_time(i.ctime),
-            mtime: sx_time(i.mtime),
+            atime: time(i.atime),
+            btime: time(i.crtime.unwrap_or_default()),
+            ctime: time(i.ctime),
+            mtime: time(i.mtime),
             rdev_major: i.rdev.0,
             rdev_minor: i.rdev.1,
             ..Default::default()
