@@ -41,16 +41,12 @@ impl DeviceBlocks {
     /// Reads `device` by the engine that suits it: past the page cache many reads in flight, if the
     /// kernel lets us; through it plain reads, as these are what its readahead is for.
     pub fn best(device: Arc<Device>) -> io::Result<DeviceBlocks> {
-        let kinds: &[EngineKind] = match device.is_direct() {
-            true => &[EngineKind::Uring, EngineKind::Aio],
-            false => &[],
-        };
-        for kind in kinds {
-            if let Ok(blocks) = DeviceBlocks::new(device.clone(), *kind) {
-                return Ok(blocks);
-            }
+        let open = |kind| DeviceBlocks::new(device.clone(), kind);
+        match device.is_direct() {
+            true => (open(EngineKind::Uring).or_else(|_| open(EngineKind::Aio)))
+                .or_else(|_| open(EngineKind::Sync)),
+            false => open(EngineKind::Sync),
         }
-        DeviceBlocks::new(device, EngineKind::Sync)
     }
 
     /// The kind of engine.

@@ -169,27 +169,21 @@ impl Destination {
                 self.zero(at, len.min(size - at))?;
             }
         }
-        let kinds: &[EngineKind] = match (options.engine, direct) {
-            (Some(kind), _) => &[kind],
-            (None, true) => &[EngineKind::Uring, EngineKind::Aio, EngineKind::Sync],
-            (None, false) => &[EngineKind::Sync],
+        let open = |kind| engine::open(kind, device.clone(), EngineConfig::default()).map(|_| kind);
+        let kind = match (options.engine, direct) {
+            (Some(kind), _) => open(kind),
+            (None, true) => (open(EngineKind::Uring).or_else(|_| open(EngineKind::Aio)))
+                .or_else(|_| open(EngineKind::Sync)),
+            (None, false) => open(EngineKind::Sync),
         };
-        let mut last = None;
-        for kind in kinds {
-            match engine::open(*kind, device.clone(), EngineConfig::default()) {
-                Ok(_) => {
-                    let output = Output {
-                        device,
-                        kind: *kind,
-                        image: self.image.clone(),
-                    };
-                    return Ok((output, direct));
-                }
-                Err(e) => last = Some(e),
-            }
-        }
-        let error = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
-        Err(self.failed("starting the engine", error))
+        let kind = kind.map_err(|e| self.failed("starting the engine", e))?;
+        let image = self.image.clone();
+        let output = Output {
+            device,
+            kind,
+            image,
+        };
+        Ok((output, direct))
     }
 
     /// Gives a file its size, and makes sure that a device has it.
