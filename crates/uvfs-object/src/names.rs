@@ -478,7 +478,11 @@ impl ObjectFs {
             self.end_removal(cx, name).await?;
         }
         self.begins(cx, BEGUN);
-        let (posix, made, asked) = (self.kept(posix), key.clone(), Instant::now());
+        let posix = match self.fetch.store.keeps_directories() {
+            true => posix,
+            false => Posix::default(),
+        };
+        let (made, asked) = (key.clone(), Instant::now());
         let task = async move {
             let _still = writing.moving.read().await;
             match writing.back {

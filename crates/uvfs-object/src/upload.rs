@@ -459,9 +459,14 @@ impl Store {
         }
     }
 
+    /// Whether attributes of directories are kept. A directory of the host, or of WebDAV, is no object that could have them.
+    pub(crate) fn keeps_directories(&self) -> bool {
+        self.metadata && !matches!(self.operator.info().scheme(), "fs" | "webdav")
+    }
+
     /// Puts the marker of a directory, with attributes if they count.
     pub(crate) async fn make_directory(&self, key: &str, posix: &Posix) -> Result<()> {
-        let made = match self.metadata && *posix != Posix::default() {
+        let made = match self.keeps_directories() && *posix != Posix::default() {
             true => self.within(self.put_marker(key, posix)).await,
             false => self.within(self.operator.create_dir(key)).await,
         };

@@ -416,6 +416,9 @@ impl ObjectFs {
             };
             return match owners {
                 true if !metadata => refuse("modes and owners are kept with -o metadata alone"),
+                true if !self.fetch.store.keeps_directories() => {
+                    refuse("this store keeps no modes and owners of directories")
+                }
                 true if known.node == ROOT => refuse("the root's are those of the options"),
                 true => self.set_directory(cx, known, posix).await,
                 // Its times are the mount's.

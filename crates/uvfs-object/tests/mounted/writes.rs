@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -1099,6 +1099,32 @@ fn attributes_of_directories_are_kept() {
         assert_eq!(shown(&served, "moved/in"), (0o042_711, 7, 8));
         drop(served);
         fake.bucket().objects.clear();
+    }
+}
+
+/// A directory of the host keeps attributes of files, in extended attributes. Its directories have none, and are made all the same.
+#[test]
+fn a_directory_of_the_host_keeps_attributes_of_files() {
+    if !has(&[Need::Fuse]) {
+        return;
+    }
+    for writes in [Writes::Close, Writes::Back] {
+        let dir = tempfile::tempdir().unwrap();
+        let served = serve(&format!("fs://{}", dir.path().display()), |options| {
+            (options.metadata, options.writes) = (true, writes)
+        });
+        fs::create_dir(served.at("made")).unwrap();
+        fs::write(served.at("made/file"), b"1").unwrap();
+        let with = |mode| fs::Permissions::from_mode(mode);
+        fs::set_permissions(served.at("made/file"), with(0o600)).unwrap();
+        let error = fs::set_permissions(served.at("made"), with(0o700)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        fs::rename(served.at("made"), served.at("moved")).unwrap();
+        let found = fs::metadata(served.at("moved/file")).unwrap();
+        assert_eq!(found.mode() & 0o7777, 0o600);
+        drop(served);
+        assert!(dir.path().join("moved").is_dir());
+        assert_eq!(fs::read(dir.path().join("moved/file")).unwrap(), b"1");
     }
 }
 
