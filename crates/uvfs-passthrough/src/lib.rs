@@ -32,6 +32,7 @@ mod xattr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags};
@@ -96,6 +97,8 @@ pub(crate) struct Source {
     caches_writes: AtomicBool,
     /// The kernel lists directories without opening them.
     lists_unopened: AtomicBool,
+    /// Told when all nodes that an earlier server left are restored.
+    restored: OnceLock<Sender<()>>,
     apart: Apart,
 }
 
@@ -161,6 +164,7 @@ impl Passthrough {
             writers: Writers::default(),
             caches_writes: AtomicBool::new(false),
             lists_unopened: AtomicBool::new(false),
+            restored: OnceLock::new(),
             apart: Apart::new(),
         })))
     }
@@ -200,11 +204,14 @@ impl Source {
         if !session.host_is_watched(Box::new(size)) {
             return Err("there is no mount".into());
         }
-        let watcher = Watcher::new(&self.inodes.root().mount, minor)?;
+        let watcher = Watcher::new(&self.inodes.root().mount, minor, &**session)?;
         let mounted = Mounted::new(self.root.clone());
         let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
         let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
-        let started = watch::start(watcher.clone(), inodes, mounts, mounted, session.clone());
+        let (told, restored) = std::sync::mpsc::channel();
+        let _ = self.restored.set(told);
+        let session = session.clone();
+        let started = watch::start(watcher.clone(), inodes, mounts, mounted, session, restored);
         started.map_err(|error| format!("no thread: {error}"))?;
         Ok(watcher)
     }

@@ -43,6 +43,11 @@ impl Mounted {
         Ok(mounted)
     }
 
+    /// Counts all that is mounted now as new.
+    pub(crate) fn forget(&mut self) {
+        self.now.clear();
+    }
+
     fn read(&self) -> std::io::Result<BTreeSet<(u64, PathBuf)>> {
         let path = ProcPath::new(self.source.as_fd());
         let source = rustix::fs::readlink(path.as_c_str(), Vec::new())?;

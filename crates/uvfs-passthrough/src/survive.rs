@@ -95,6 +95,9 @@ impl Survive for Passthrough {
         self.0.inodes.restored();
         self.0.files.restored();
         self.0.dirs.restored();
+        if let Some(watcher) = self.0.restored.get() {
+            let _ = watcher.send(());
+        }
     }
 
     fn drop_handle(&self, directory: bool, fh: Handle) {

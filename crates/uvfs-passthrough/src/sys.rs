@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uvfs_queue::shm::SharedMemory;
 use uvfs_sys::checked;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
@@ -291,6 +292,20 @@ pub(crate) fn fanotify_mark(group: BorrowedFd<'_>, fd: BorrowedFd<'_>, mask: u64
         )
     } as libc::c_long)
     .map(drop)
+}
+
+/// Reads what comes into `len` bytes of shared memory.
+pub(crate) fn read_shared(
+    fd: BorrowedFd<'_>,
+    memory: &SharedMemory,
+    at: usize,
+    len: usize,
+) -> Result<usize> {
+    let to = memory.at(at, len);
+    // SAFETY: `at` has checked that the range is in the mapping, which lives as long as `memory`. No reference to its bytes
+    // exists anywhere.
+    let read = unsafe { libc::read(fd.as_raw_fd(), to.cast(), len) };
+    checked(read as libc::c_long).map(|read| read as usize)
 }
 
 /// ioctl(2) of a command whose argument is a structure that fits in `data`.

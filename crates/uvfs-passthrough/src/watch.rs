@@ -8,8 +8,10 @@
 //! file is closed.
 
 use std::ffi::CStr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -20,25 +22,45 @@ use crate::inode::{Inode, Inodes, Key, Mounts, Stale};
 use crate::mount::{FsId, Mount};
 use crate::mounted::Mounted;
 use crate::sys::{FileHandle, Result};
-use crate::watcher::{CONTENTS, NAMES, Watcher};
+use crate::watcher::{BUFFER, CONTENTS, NAMES, Watcher};
 
-/// Bytes of events read at once.
-const BUFFER: usize = 64 << 10;
 /// After a batch of events the next one gathers for so long: the kernel merges what is alike.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// Reports what the host changes until it is stopped.
+/// No process.
+const NONE: i32 = -1;
+
+/// Reports what the host changes until it is stopped. Where an earlier server's watcher ended, it waits for `restored`, and
+/// then begins with what that one may not have reported.
 pub(crate) fn start(
     watcher: Arc<Watcher>,
     inodes: Arc<Inodes>,
     mounts: Arc<Mounts>,
     mut mounted: Mounted,
     session: Arc<dyn SessionHandle>,
+    restored: Receiver<()>,
 ) -> std::io::Result<()> {
     std::thread::Builder::new()
         .name("uvfs-watch".into())
         .spawn(move || {
-            let mut buf = vec![0; BUFFER];
+            let mut buf = Box::new([0; BUFFER]);
+            if watcher.goes_on {
+                if restored.recv().is_err() {
+                    return;
+                }
+                let found = Found {
+                    inodes: &inodes,
+                    mounts: mounts.watched(),
+                };
+                watcher.recent.each(&mut buf, |bytes| {
+                    let events = Events { bytes, own: NONE };
+                    for event in events {
+                        found.tell(&event, &*session);
+                    }
+                });
+                mounted.forget();
+                report_mounts(&mut mounted, &inodes, &*session);
+            }
             while let Err(errno) = run(
                 &watcher,
                 &mut buf,
@@ -55,9 +77,16 @@ pub(crate) fn start(
     Ok(())
 }
 
+/// The names where something was mounted or unmounted lead elsewhere.
+fn report_mounts(mounted: &mut Mounted, inodes: &Inodes, session: &dyn SessionHandle) {
+    for (directory, name) in mounted.changed(inodes) {
+        session.host_changed(HostChange::Name(directory.node, &name));
+    }
+}
+
 fn run(
     watcher: &Watcher,
-    buf: &mut [u8],
+    buf: &mut [u8; BUFFER],
     inodes: &Inodes,
     mounts: &Mounts,
     mounted: &mut Mounted,
@@ -79,23 +108,18 @@ fn run(
         }
         if !fds[2].revents().is_empty() {
             watcher.batches.fetch_add(1, Ordering::SeqCst);
-            for (directory, name) in mounted.changed(inodes) {
-                session.host_changed(HostChange::Name(directory.node, &name));
-            }
+            report_mounts(mounted, inodes, session);
         }
         loop {
-            let len = match rustix::io::read(&watcher.events, &mut *buf) {
-                Ok(0) | Err(Errno::AGAIN) => break,
-                Ok(len) => len,
+            let bytes = match watcher.recent.read(watcher.events.as_fd(), buf) {
+                Ok([]) | Err(Errno::AGAIN) => break,
+                Ok(bytes) => bytes,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             };
             // Before any inode is looked for; see `Watching::batches`.
-            let mut found = None;
-            let events = Events {
-                bytes: &buf[..len],
-                own,
-            };
+            let (mut found, mut names) = (None, false);
+            let events = Events { bytes, own };
             for event in events {
                 let found = found.get_or_insert_with(|| {
                     watcher.batches.fetch_add(1, Ordering::SeqCst);
@@ -106,7 +130,10 @@ fn run(
                     }
                 });
                 watcher.count.fetch_add(1, Ordering::Relaxed);
-                found.tell(&event, session);
+                names |= found.tell(&event, session);
+            }
+            if names {
+                watcher.recent.keep();
             }
         }
         std::thread::sleep(GATHER);
@@ -131,16 +158,20 @@ impl Found<'_> {
         })
     }
 
-    fn tell(&self, event: &Event<'_>, session: &dyn SessionHandle) {
+    /// Whether the kernel may know a name that has changed.
+    fn tell(&self, event: &Event<'_>, session: &dyn SessionHandle) -> bool {
         if event.mask & libc::FAN_Q_OVERFLOW != 0 {
             tracing::info!("the host's changes came too fast: everything is dropped once");
-            return session.host_changed(HostChange::Anything(self.inodes.nodes()));
+            session.host_changed(HostChange::Anything(self.inodes.nodes()));
+            return true;
         }
+        let mut names = false;
         if event.mask & NAMES != 0
             && let Some(name) = event.name
         {
             for directory in self.inodes(&event.directory) {
                 session.host_changed(HostChange::Name(directory.node, name));
+                names = true;
             }
         }
         // Of a directory itself there is no other.
@@ -164,6 +195,7 @@ impl Found<'_> {
                 Stale::Contents => HostChange::Contents(inode.node),
             });
         }
+        names
     }
 }
 

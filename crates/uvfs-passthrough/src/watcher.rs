@@ -2,17 +2,20 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
-use uvfs_server::fs::Watch;
+use rustix::time::{ClockId, clock_gettime};
+use uvfs_queue::shm::SharedMemory;
+use uvfs_server::fs::{SessionHandle, Watch};
+use uvfs_sys::lock;
 
 use crate::mount::{FsId, Mount};
-use crate::sys::{self, Result};
+use crate::sys::{self, ProcPath, Result};
 
 /// How long names, attributes and data are cached where the kernel is told of changes.
 pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 30);
@@ -28,15 +31,156 @@ pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_OND
 const NO_HANDLES: &str = "the server can't open files of the source by handle, which takes CAP_DAC_READ_SEARCH and a \
     file system that has handles";
 
-/// A fanotify group, and counts of what it reported.
+/// A fanotify group, and counts of what it reported. The group and the memory stay when the server is killed.
 pub(crate) struct Watcher {
     pub(crate) events: OwnedFd,
+    pub(crate) recent: Recent,
+    /// An earlier server has left both, and no event is missing.
+    pub(crate) goes_on: bool,
     /// Told when the mount ends.
     pub(crate) stop: OwnedFd,
     /// Batches that were begun, and events that they had.
     pub(crate) batches: AtomicU64,
     pub(crate) count: AtomicU64,
     unwatched: AtomicU64,
+}
+
+/// Bytes of events read at once.
+pub(crate) const BUFFER: usize = 64 << 10;
+/// Room that any event has.
+const EVENT: usize = 4 << 10;
+/// So many buffers of events are kept.
+const BUFFERS: usize = 16;
+/// The kernel has been told of an event by then, several times.
+const LATELY: Duration = Duration::from_secs(10);
+/// Words of the memory: what it is, when a buffer was last used again too early, and when each had its last event.
+const MAGIC: u64 = u64::from_be_bytes(*b"uvfswtch");
+const LOST: usize = 8;
+const TIMES: usize = 64;
+const FIRST: usize = 4096;
+
+/// The changed names of lately, as fanotify told of them, in memory that outlives the server: one that is killed may have
+/// read events without having told the kernel. The next server tells the kernel of all that is here.
+pub(crate) struct Recent {
+    memory: SharedMemory,
+    at: Mutex<Place>,
+}
+
+/// Where the next events go.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    buffer: usize,
+    offset: usize,
+    /// So many bytes there are not zero.
+    used: usize,
+}
+
+impl Recent {
+    fn new() -> std::io::Result<Self> {
+        let memory = SharedMemory::create(c"uvfs-watch", FIRST + BUFFERS * BUFFER)?;
+        memory.u64_at(0).store(MAGIC, Ordering::Release);
+        Ok(Self {
+            memory,
+            at: Mutex::default(),
+        })
+    }
+
+    /// What an earlier server has left.
+    fn open(fd: OwnedFd) -> std::io::Result<Self> {
+        let memory = SharedMemory::open(fd, FIRST + BUFFERS * BUFFER)?;
+        let is_one = memory.len() == FIRST + BUFFERS * BUFFER;
+        if !is_one || memory.u64_at(0).load(Ordering::Acquire) != MAGIC {
+            return Err(Errno::INVAL.into());
+        }
+        let recent = Self {
+            memory,
+            at: Mutex::default(),
+        };
+        let times = 0..BUFFERS;
+        let last = times.max_by_key(|buffer| recent.time(*buffer).load(Ordering::Acquire));
+        recent.turn(last.unwrap_or(0), now());
+        Ok(recent)
+    }
+
+    fn time(&self, buffer: usize) -> &AtomicU64 {
+        self.memory.u64_at(TIMES + 8 * buffer)
+    }
+
+    /// Goes on in the buffer behind this one.
+    fn turn(&self, buffer: usize, now: u64) {
+        let next = (buffer + 1) % BUFFERS;
+        let time = self.time(next).swap(0, Ordering::AcqRel);
+        if is_lately(time, now) {
+            self.memory.u64_at(LOST).store(now, Ordering::Release);
+        }
+        *lock(&self.at) = Place {
+            buffer: next,
+            offset: 0,
+            used: BUFFER,
+        };
+    }
+
+    /// Reads events.
+    pub(crate) fn read<'a>(
+        &self,
+        events: BorrowedFd<'_>,
+        to: &'a mut [u8; BUFFER],
+    ) -> Result<&'a [u8]> {
+        let mut place = lock(&self.at);
+        let at = FIRST + place.buffer * BUFFER + place.offset;
+        // A server that is killed in the next call can't say where the events end: zeros do.
+        self.memory.zero(at, std::mem::take(&mut place.used));
+        let len = sys::read_shared(events, &self.memory, at, BUFFER - place.offset)?;
+        place.used = len;
+        let read = &mut to[..len];
+        self.memory.read(at, read);
+        Ok(read)
+    }
+
+    /// Keeps the events that were read last.
+    pub(crate) fn keep(&self) {
+        let now = now();
+        let place = {
+            let mut place = lock(&self.at);
+            place.offset += std::mem::take(&mut place.used);
+            *place
+        };
+        self.time(place.buffer).store(now, Ordering::Release);
+        if place.offset > BUFFER - EVENT {
+            self.turn(place.buffer, now);
+        }
+    }
+
+    /// Whether all of lately is here.
+    fn is_whole(&self) -> bool {
+        !is_lately(self.memory.u64_at(LOST).load(Ordering::Acquire), now())
+    }
+
+    /// Gives what each buffer has to `each`.
+    pub(crate) fn each(&self, to: &mut [u8; BUFFER], mut each: impl FnMut(&[u8])) {
+        for buffer in 0..BUFFERS {
+            self.memory.read(FIRST + buffer * BUFFER, to);
+            each(to);
+        }
+    }
+}
+
+/// Nanoseconds of a clock that all processes have.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Whether a time, which is 0 if there is none, is not long ago.
+fn is_lately(time: u64, now: u64) -> bool {
+    time != 0 && now.saturating_sub(time) < LATELY.as_nanos() as u64
+}
+
+/// Whether a descriptor is a fanotify group.
+fn is_group(fd: BorrowedFd<'_>) -> bool {
+    let path = ProcPath::new(fd);
+    let target = rustix::fs::readlink(path.as_c_str(), Vec::new());
+    target.is_ok_and(|target| target.as_bytes() == b"anon_inode:[fanotify]")
 }
 
 /// A watcher, or why there is none; nothing before the mount begins.
@@ -67,6 +211,7 @@ impl Watching {
                 why_not: None,
                 unwatched: watcher.unwatched.load(Ordering::Relaxed),
                 events: watcher.count.load(Ordering::Relaxed),
+                goes_on: watcher.goes_on,
             },
             Err(why) => Watch {
                 why_not: Some(why.clone()),
@@ -134,18 +279,39 @@ pub fn can_watch() -> std::result::Result<(), String> {
 
 impl Watcher {
     /// Watches the file system of the source's mount. `minor` is the kernel's version of the
-    /// protocol.
-    pub(crate) fn new(root: &Mount, minor: u32) -> std::result::Result<Arc<Self>, String> {
-        // Where names can't all be dropped no event may be lost.
-        let unlimited = match minor < EPOCH_MINOR {
-            true => libc::FAN_UNLIMITED_QUEUE,
-            false => 0,
+    /// protocol. Goes on where an earlier server's watcher ended.
+    pub(crate) fn new(
+        root: &Mount,
+        minor: u32,
+        session: &dyn SessionHandle,
+    ) -> std::result::Result<Arc<Self>, String> {
+        let left = session
+            .kept()
+            .filter(|[events, _]| is_group(events.as_fd()));
+        let left = left.and_then(|[events, recent]| Some((events, Recent::open(recent).ok()?)));
+        let (events, recent, goes_on) = match left {
+            Some((events, recent)) => {
+                let whole = recent.is_whole();
+                (events, recent, whole)
+            }
+            None => {
+                // Where names can't all be dropped no event may be lost.
+                let unlimited = match minor < EPOCH_MINOR {
+                    true => libc::FAN_UNLIMITED_QUEUE,
+                    false => 0,
+                };
+                let events = sys::fanotify_init(unlimited).map_err(why_not)?;
+                let recent = Recent::new().map_err(|error| format!("memory: {error}"))?;
+                session.keep([events.as_fd(), recent.memory.as_fd()]);
+                (events, recent, false)
+            }
         };
-        let events = sys::fanotify_init(unlimited).map_err(why_not)?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| format!("eventfd: {errno}"))?;
         let watcher = Self {
             events,
+            recent,
+            goes_on,
             stop,
             batches: AtomicU64::new(0),
             count: AtomicU64::new(0),

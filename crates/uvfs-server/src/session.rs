@@ -302,14 +302,27 @@ impl<F: FileSystem> Session<F> {
 
     /// Has the kernel drop what it may have cached and is old by now, after an earlier server was killed: that one may have
     /// answered a change whose notification it did not send.
+    ///
+    /// Names stay where that is safe: with a name that is dropped goes what is mounted below it, and files that are open there
+    /// lose their path in /proc.
     pub(crate) fn drop_old(&self, nodes: Vec<Node>) -> io::Result<()> {
         let notifier = self.notifier();
-        if self.fs.watch().is_some_and(|watch| watch.why_not.is_none()) {
-            self.coherence.host_changed(HostChange::Anything(nodes));
+        let had_clients = self.ledger().is_some_and(|ledger| ledger.had_clients());
+        if let Some(watch) = self.fs.watch().filter(|watch| watch.why_not.is_none()) {
+            if !watch.goes_on || had_clients {
+                self.coherence.host_changed(HostChange::Anything(nodes));
+                return Ok(());
+            }
+            for node in nodes {
+                self.coherence.host_changed(HostChange::Contents(node));
+            }
             return Ok(());
         }
-        // An older kernel keeps names for as long as it was told.
-        let _ = notifier.new_epoch();
+        // Without a watcher the kernel keeps names for as long as the file system allows, told or not. An older kernel
+        // keeps them in any case.
+        if had_clients {
+            let _ = notifier.new_epoch();
+        }
         for node in nodes {
             notifier.invalidate_inode(node, -1, 0)?;
         }
@@ -505,6 +518,9 @@ impl<F: FileSystem> Session<F> {
 
     /// Lists a client.
     pub(crate) fn client_attached(&self, one: &Arc<Attached>) {
+        if let Some(ledger) = self.ledger() {
+            ledger.has_clients();
+        }
         lock(&self.clients).push(one.clone());
     }
 

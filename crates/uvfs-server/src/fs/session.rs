@@ -1,7 +1,7 @@
 //! What a file system asks of the session that serves it.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -94,6 +94,20 @@ pub trait SessionHandle: Send + Sync {
     /// Whether the mount outlives its server ([`survive`](crate::survive)).
     fn outlives(&self) -> bool {
         self.outer().is_some_and(|outer| outer.outlives())
+    }
+
+    /// The descriptors that the file system of an earlier server has [kept](Self::keep), which are now this one's. Check that
+    /// they are what they have to be.
+    fn kept(&self) -> Option<[OwnedFd; 2]> {
+        self.outer()?.kept()
+    }
+
+    /// Has the next server of the mount get two descriptors. They stay open, so the kernel goes on with what they stand for
+    /// while there is no server.
+    fn keep(&self, kept: [BorrowedFd<'_>; 2]) {
+        if let Some(outer) = self.outer() {
+            outer.keep(kept);
+        }
     }
 
     /// Saves again what the next server finds a node by, because that has changed: `save` is

@@ -144,6 +144,9 @@ pub trait Survive: Send + Sync {
     }
 
     /// All nodes and handles are restored: requests come from now on.
+    ///
+    /// The kernel keeps names for as long as it was told. A file system that has the kernel drop them when they change reports
+    /// [`HostChange::Anything`](super::HostChange::Anything) here, if the last server may have been killed in between.
     fn restored(&self) {}
 
     /// Drops a restored handle, of which the kernel was never told.

@@ -517,6 +517,9 @@ pub struct Watch {
     pub unwatched: u64,
     /// Events that came.
     pub events: u64,
+    /// It goes on where an earlier server's ended ([`SessionHandle::kept`](super::SessionHandle::kept)), and reports all
+    /// changes of names that the kernel may not have been told of.
+    pub goes_on: bool,
 }
 
 /// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.

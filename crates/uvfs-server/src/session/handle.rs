@@ -84,6 +84,16 @@ impl SessionHandle for Handle {
         self.ledger.is_some()
     }
 
+    fn kept(&self) -> Option<[OwnedFd; 2]> {
+        self.ledger.as_ref()?.kept()
+    }
+
+    fn keep(&self, kept: [BorrowedFd<'_>; 2]) {
+        if let Some(ledger) = &self.ledger {
+            ledger.keep(kept);
+        }
+    }
+
     fn save_again(&self, node: Node, save: &mut dyn FnMut(&mut Vec<u8>) -> io::Result<()>) {
         if let Some(ledger) = &self.ledger {
             ledger.save_again(node, save);

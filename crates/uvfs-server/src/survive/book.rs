@@ -21,19 +21,22 @@ use crate::notify::Writers;
 /// "uvfsbook".
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfsbook");
 /// The version of the state that a program of this version leaves, and reads.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 const WORD: usize = 8;
 /// The header: magic, version, generation, requests sent again, whether INIT was agreed on, the count of the devices,
-/// the count of programs, and from byte 64 on INIT, the devices, and the
-/// threads that notify.
+/// the count of programs, whether there were clients, and from byte 64 on INIT, what the file system keeps open, the devices,
+/// and the threads that notify.
 const HEADER: usize = 8192;
 const GENERATION: usize = 2 * WORD;
 const AGAIN: usize = 3 * WORD;
 const AGREED: usize = 4 * WORD;
 const DEVICE_COUNT: usize = 5 * WORD;
 const PROGRAMS: usize = 6 * WORD;
+const CLIENTS: usize = 7 * WORD;
 const INIT: usize = 64;
+/// Two descriptors, one in each half of the word; 0 if there are none.
+const KEPT: usize = 248;
 const DEVICES: usize = 256;
 /// As many cores have a connection of their own.
 const MOST_DEVICES: usize = 256;
@@ -201,6 +204,25 @@ impl Book {
         self.set(PROGRAMS, self.programs() + 1);
     }
 
+    /// Whether the mount has ever had clients.
+    pub(super) fn had_clients(&self) -> bool {
+        self.get(CLIENTS) != 0
+    }
+
+    pub(super) fn has_clients(&self) {
+        self.set(CLIENTS, 1);
+    }
+
+    /// The descriptors that the file system keeps open.
+    pub(super) fn kept(&self) -> Option<[i32; 2]> {
+        let word = self.get(KEPT);
+        (word != 0).then_some([(word >> 32) as i32, word as i32])
+    }
+
+    pub(super) fn keep(&self, [one, other]: [i32; 2]) {
+        self.set(KEPT, u64::from(one as u32) << 32 | u64::from(other as u32));
+    }
+
     /// The threads that notify.
     pub(super) fn writers(&self) -> Writers {
         Writers::new(self.0.clone(), WRITERS)
@@ -252,7 +274,7 @@ impl Book {
     }
 
     pub(super) fn set_init(&self, init: &InitIn) {
-        const { assert!(INIT + size_of::<InitIn>() <= DEVICES) };
+        const { assert!(INIT + size_of::<InitIn>() <= KEPT) };
         self.0.write(INIT, init.as_bytes());
         self.set(AGREED, 1);
     }
@@ -725,7 +747,7 @@ mod tests {
         assert!(book.init().is_err());
         book.set(WORD, VERSION + 1);
         let error = book.check().unwrap_err().to_string();
-        assert!(error.contains("version is 3"), "{error}");
+        assert!(error.contains("version is 4"), "{error}");
         book.set(0, 0);
         assert!(book.check().is_err());
     }

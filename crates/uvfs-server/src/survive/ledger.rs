@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
@@ -234,6 +234,29 @@ impl Ledger {
         let numbers: Vec<i32> = made.iter().map(AsRawFd::as_raw_fd).collect();
         self.book.set_devices(&numbers);
         Ok(made)
+    }
+
+    /// The descriptors that the file system of an earlier worker has kept open.
+    pub(crate) fn kept(&self) -> Option<[OwnedFd; 2]> {
+        let [one, other] = self.book.kept()?;
+        let mut orphans = lock(&self.orphans);
+        let orphans = orphans.as_mut()?;
+        Some([orphans.claim(one).ok()?, orphans.claim(other).ok()?])
+    }
+
+    /// The next worker gets these descriptors.
+    pub(crate) fn keep(&self, kept: [BorrowedFd<'_>; 2]) {
+        self.book.keep(kept.map(|fd| fd.as_raw_fd()));
+    }
+
+    /// Whether the mount has ever had clients. The kernel may not have been told of what they changed.
+    pub(crate) fn had_clients(&self) -> bool {
+        self.book.had_clients()
+    }
+
+    /// There is a client.
+    pub(crate) fn has_clients(&self) {
+        self.book.has_clients();
     }
 
     /// Gives a file system the nodes and open files of the kernel's that an earlier worker has left, and closes other

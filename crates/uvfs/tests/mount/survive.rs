@@ -228,21 +228,72 @@ fn changes_of_the_host_show_afterwards() {
         return;
     }
     let served = outlives(&survives());
-    fs::write(served.source.join("file"), "old").unwrap();
+    for name in ["file", "gone", "moves"] {
+        fs::write(served.source.join(name), "old").unwrap();
+    }
     let cat = || {
         served
             .mount
             .run(Command::new("cat").arg(served.at("file")))
             .ok()
     };
+    let there = || {
+        let script = "cd \"$1\"; for f in gone moves moved made; do [ -e $f ] && echo -n \"$f \"; done; printf \"%s \" *";
+        served
+            .mount
+            .run(&mut shell(script, &[&served.mount.at]))
+            .ok()
+    };
     assert_eq!(cat(), "old");
+    assert_eq!(there(), "gone moves file gone moves ");
     let old = worker(&served.mount).expect("a worker");
     // The keeper can't start the next server before it goes on.
     served.mount.server.signal(Signal::STOP);
     kill_process(old, Signal::KILL).unwrap();
     fs::write(served.source.join("file"), "newer").unwrap();
+    fs::write(served.source.join("made"), "").unwrap();
+    fs::remove_file(served.source.join("gone")).unwrap();
+    fs::rename(served.source.join("moves"), served.source.join("moved")).unwrap();
     served.mount.server.signal(Signal::CONT);
     wait_for("the change", || cat() == "newer");
+    wait_for("the names", || there() == "moved made file made moved ");
+}
+
+/// What is mounted below stays there, and open files keep their paths, also in another mount namespace.
+#[test]
+fn mounts_below_and_paths_stay() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    for options in ["", "cache=always"] {
+        let served = outlives(&survives().option(options));
+        let script = "set -e; cd \"$1\"; mkdir below; echo 1 > file; exec 3< file; mount -t tmpfs none below; \
+            echo 2 > below/file; echo > ready; while ! [ -e go ]; do cat file below/file; sleep 0.01; done; \
+            readlink /proc/$$/fd/3";
+        let own = [
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            script,
+            "bash",
+        ];
+        let mut program = Running::start(Command::new("unshare").args(own).arg(&served.mount.at));
+        wait_for("the program", || served.source.join("ready").exists());
+        for turn in 0..4 {
+            match turn {
+                2 => drop(upgrade(&served.mount).ok()),
+                _ => replaced(&served.mount, Signal::KILL),
+            }
+            // The program looks at the names.
+            std::thread::sleep(PAUSE);
+        }
+        fs::write(served.source.join("go"), "").unwrap();
+        let outcome = program.wait(SOON).expect("the program ends").ok();
+        let path = served.at("file").display().to_string();
+        assert_eq!(outcome.lines().last(), Some(path.as_str()));
+    }
 }
 
 /// When the keeper is killed the mount goes on with the server that it has, and ends with that one.
