@@ -29,7 +29,7 @@ use crate::journal::{self, Journal, Records};
 use crate::map;
 use crate::posix::Posix;
 use crate::store::{Facts, Version, has_path, is_directory};
-use crate::tree::Known;
+use crate::tree::{Known, Tree};
 use crate::unseen::{self, Unseen};
 use crate::upload::{PART, Print, Stored, Upload};
 
@@ -290,6 +290,11 @@ impl Draft {
     /// tells no time of birth.
     pub(crate) fn identity(&self) -> Option<Id> {
         identity(&self.metadata().ok()?)
+    }
+
+    /// Whether programs write it by this node.
+    pub(crate) fn is_of(&self, known: &Known) -> bool {
+        std::ptr::eq(self.state().node.as_ptr(), known)
     }
 
     /// Whether a closed file waits on the local disk.
@@ -687,6 +692,11 @@ impl Drafts {
         Ok(this)
     }
 
+    /// No further draft gets a number that a node was saved with.
+    pub(crate) fn reserve(&self, number: u64) {
+        self.next.fetch_max(number + 1, Ordering::Relaxed);
+    }
+
     /// The draft of a number, for the node that had it under the server before.
     pub(crate) fn left(&self, number: u64) -> Option<Arc<Draft>> {
         uvfs_sys::lock(&self.left).get(&number).cloned()
@@ -709,13 +719,12 @@ impl Drafts {
         }
         draft.count()?;
         uvfs_sys::lock(&self.used).insert(number);
-        // The journal does not have its number.
-        self.next.fetch_max(number + 1, Ordering::Relaxed);
         Ok(Some(Arc::new(draft)))
     }
 
-    /// All nodes are restored. Drafts that no program was told of end.
-    pub(crate) fn restored(&self) -> Result<()> {
+    /// All nodes are restored. Drafts that the store has, and those that no program was told of, end. A node that loses its draft or
+    /// its name by that is saved before the journal forgets the draft.
+    pub(crate) fn restored(&self, tree: &Tree) -> Result<()> {
         let left = std::mem::take(&mut *uvfs_sys::lock(&self.left));
         let mut used = std::mem::take(&mut *uvfs_sys::lock(&self.used));
         let mut left: Vec<_> = left.into_values().collect();
@@ -726,6 +735,10 @@ impl Drafts {
                 (state.key.clone(), state.is_dirty(), state.node.upgrade())
             };
             if !draft.is_there() || !is_dirty && node.is_none() {
+                if let Some(node) = node {
+                    node.state().has_stored(&draft.state());
+                    tree.save_again(&node);
+                }
                 draft.discard();
                 continue;
             }
@@ -735,12 +748,16 @@ impl Drafts {
                     draft.contents()?;
                     draft.state().removed = true;
                     node.state().removed = true;
+                    tree.save_again(&node);
                 }
                 draft.discard();
                 continue;
             }
             if draft.state().is_file() {
                 draft.count()?;
+            }
+            if let Some(node) = node {
+                tree.leads_to(&key, &node);
             }
             used.insert(draft.number);
             self.all().insert(key, draft);

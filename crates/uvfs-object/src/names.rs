@@ -714,6 +714,7 @@ impl ObjectFs {
                 to: &to,
                 there,
                 other,
+                again: begun,
             };
             let _still = writing.moving.read().await;
             writing.move_file(&parent, moved).await
@@ -735,8 +736,18 @@ impl ObjectFs {
                     writing.now_at((from, &had), (to, version));
                 }
             };
-            if writing.tree.at(&from).is_some() {
-                writing.tree.renamed(&from, &to);
+            let mut replaced = None;
+            if let Some(known) = writing.tree.at(&from).or_else(|| writing.tree.at(&to)) {
+                replaced = writing.tree.lose_name(&to, &known);
+                if *known.key() == *from {
+                    writing.tree.renamed(&from, &to);
+                }
+                // The draft of the file that had the name.
+                let draft = writing.drafts.file(&to);
+                if let Some(draft) = draft.filter(|draft| !draft.is_of(&known)) {
+                    let _order = draft.order.lock().await;
+                    writing.discard(&to, &draft);
+                }
                 let facts = writing.fetch.store.stat(&to).await?;
                 now_at(&from, &to, facts.and_then(|facts| facts.version));
             }
@@ -747,7 +758,7 @@ impl ObjectFs {
                     now_at(&format!("{from}{}", &key[to.len()..]), &key, version);
                 }
             }
-            Ok(Unlinked::default())
+            Ok(unlinked(replaced.as_deref()))
         };
         self.ask(cx, task).await
     }
@@ -855,6 +866,8 @@ struct Moved<'a> {
     there: There,
     /// The file or directory that has the name so far.
     other: Option<There>,
+    /// An earlier server may have done some of it.
+    again: bool,
 }
 
 impl Writing {
@@ -864,6 +877,7 @@ impl Writing {
             to,
             there,
             other,
+            again,
         } = moved;
         // A program may be writing the file that loses the name.
         let overwritten = other.as_ref().and_then(There::draft);
@@ -903,7 +917,14 @@ impl Writing {
                         self.put_in_order(draft).await?;
                         let had = draft.state().replaces.clone().ok_or(Errno::STALE)?;
                         let to = (to, other.is_some());
-                        let version = self.move_version(parent, (from, &had), to).await?;
+                        let version = match again {
+                            true => self.moved_before(from, to.0).await?,
+                            false => None,
+                        };
+                        let version = match version {
+                            Some(version) => version,
+                            None => self.move_version(parent, (from, &had), to).await?,
+                        };
                         Some((had, version))
                     }
                     false => None,
@@ -961,6 +982,15 @@ impl Writing {
                 }
                 done => return done,
             }
+        }
+    }
+
+    /// The version that an earlier server has made of an object under another name, if it came to remove the original.
+    async fn moved_before(&self, from: &str, to: &str) -> Result<Option<Version>> {
+        let store = &self.fetch.store;
+        match store.stat(from).await? {
+            Some(_) => Ok(None),
+            None => Ok(store.stat(to).await?.and_then(|facts| facts.version)),
         }
     }
 

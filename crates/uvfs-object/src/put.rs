@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::OptionFuture;
 use futures_util::{StreamExt, stream};
@@ -678,16 +678,10 @@ impl Writing {
             state.ended = true;
             self.drafts.take(&state.key, draft);
             if let Some(known) = &mut known {
-                known.draft = None;
-                known.object = None;
-                known.posix = state.posix;
                 if state.has_changed() {
                     known.written = draft.metadata().ok().map(|file| times(&file));
                 }
-                if !state.removed {
-                    known.version.clone_from(&state.replaces);
-                    known.asked = Some(Instant::now());
-                }
+                known.has_stored(&state);
             }
             let taken = match &state.replaces {
                 Some(version)
@@ -747,7 +741,7 @@ impl Writing {
 
     /// Goes on with what an earlier server of the same mount left, after all nodes are restored.
     pub(crate) fn go_on_with_drafts(self: &Arc<Self>) -> Result<()> {
-        self.drafts.restored()?;
+        self.drafts.restored(&self.tree)?;
         for (_, draft) in self.drafts.below("") {
             draft.find_unseen()?;
             let node = draft.state().node.upgrade();

@@ -28,8 +28,11 @@ pub(crate) fn save(known: &Known, to: &mut Vec<u8>) -> io::Result<()> {
     let key = known.key();
     let state = known.state();
     let flag = |is, flag| if is { flag } else { 0 };
-    let mut flags = flag(state.removed, REMOVED)
-        | flag(state.marked, MARKED)
+    let removed = |draft: &Arc<Draft>| draft.state().removed;
+    let mut flags = flag(
+        state.removed || state.draft.as_ref().is_some_and(removed),
+        REMOVED,
+    ) | flag(state.marked, MARKED)
         | flag(state.version.is_some(), VERSION);
     let (mut number, mut fd, mut id) = (0, -1, Default::default());
     if let Some(draft) = &state.draft {
@@ -119,6 +122,7 @@ impl ObjectFs {
         orphans: &mut Orphans,
     ) -> io::Result<Option<Arc<Draft>>> {
         let writing = self.writing()?;
+        writing.drafts.reserve(number);
         if let Some(draft) = writing.drafts.left(number) {
             return Ok(Some(draft));
         }
@@ -176,17 +180,13 @@ impl Survive for ObjectFs {
         if let Some(number) = saved.draft
             && let Some(draft) = self.draft_of(number, saved.held, state.posix, orphans)?
         {
-            let of_draft = draft.state().clone();
-            if of_draft.removed {
-                state.removed = true;
-            } else {
-                (saved.key, state.removed) = (of_draft.key, false);
+            let of_draft = draft.state();
+            state.removed = of_draft.removed;
+            if !state.removed {
+                saved.key.clone_from(&of_draft.key);
             }
-            match of_draft.removed || draft.is_there() {
-                true => state.draft = Some(draft),
-                // The store has it, and the cache its file.
-                false => (state.version, state.posix) = (of_draft.replaces, of_draft.posix),
-            }
+            drop(of_draft);
+            state.draft = Some(draft);
         }
         self.tree.restore(node, lookups, saved.key, saved.state)?;
         Ok(())
@@ -224,6 +224,9 @@ impl Survive for ObjectFs {
             state.plain += 1;
             return Ok(());
         };
+        if let Some(draft) = &state.draft {
+            draft.go_on_unseen();
+        }
         match &mut state.backing {
             Some((_, opens)) => *opens += 1,
             None => {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 use uvfs_server::fs::{Errno, Node, ROOT, Result, SessionHandle};
 
-use crate::draft::Draft;
+use crate::draft::{self, Draft};
 use crate::listing::Pages;
 use crate::object::Object;
 use crate::posix::Posix;
@@ -80,6 +80,17 @@ impl State {
 
     pub(crate) fn is_open(&self) -> bool {
         self.plain > 0 || self.clients > 0 || self.backing.is_some()
+    }
+
+    /// The store has what the draft was, which ends.
+    pub(crate) fn has_stored(&mut self, draft: &draft::State) {
+        self.draft = None;
+        self.object = None;
+        self.posix = draft.posix;
+        if !draft.removed {
+            self.version.clone_from(&draft.replaces);
+            self.asked = Some(Instant::now());
+        }
     }
 
     /// Closes the draft's data file, if no program uses it.
@@ -162,12 +173,12 @@ impl Tree {
         let mut known = known(node, key.clone(), Facts::default(), None);
         known.state = Mutex::new(state);
         let known = Arc::new(known);
-        if let Some(draft) = draft {
-            draft.state().node = Arc::downgrade(&known);
-        }
         // The newest of a key comes first.
         if !removed {
             nodes.by_key.entry(key).or_insert_with(|| known.clone());
+        }
+        if let Some(draft) = draft {
+            draft.state().node = Arc::downgrade(&known);
         }
         nodes.by_number.insert(node.0, (known, lookups));
         Ok(())
@@ -294,6 +305,24 @@ impl Tree {
         for known in moved {
             self.save_again(&known);
         }
+    }
+
+    /// Notes that a key leads to this node.
+    pub(crate) fn leads_to(&self, key: &str, known: &Arc<Known>) {
+        let by_key = &mut uvfs_sys::lock(&self.nodes).by_key;
+        by_key.insert(key.to_owned(), known.clone());
+    }
+
+    /// Notes that a key leads to no other node than `but`. The other one that an earlier server had there.
+    pub(crate) fn lose_name(&self, key: &str, but: &Known) -> Option<Arc<Known>> {
+        let nodes = uvfs_sys::lock(&self.nodes);
+        let others = nodes.by_number.values().map(|(other, _)| other);
+        let mut others = others.filter(|other| {
+            other.node != but.node && *other.key() == *key && !other.state().removed
+        });
+        let other = others.next()?.clone();
+        other.state().removed = true;
+        Some(other)
     }
 
     /// Gives a node another key.

@@ -150,14 +150,20 @@ impl Draft {
         noted.inspect_err(|_| state.unseen = before)
     }
 
-    /// Finds out whether the kernel writes the data file by itself since an earlier server of the mount.
+    /// Notes that the kernel writes the data file by itself since an earlier server of the mount.
+    pub(crate) fn go_on_unseen(&self) {
+        let mut state = self.state();
+        let is_closed = state.is_wanted();
+        (state.unseen).get_or_insert_with(|| Unseen::of_before(is_closed));
+    }
+
+    /// Finds out whether a program has the data file mapped that an earlier server of the mount let the kernel write.
     pub(crate) fn find_unseen(&self) -> Result<()> {
         let is_file = self.state().is_file();
         // A file system without leases can't be asked, and has none.
         if self.back() && is_file && is_unwritten(&self.path()).is_ok_and(|is| !is) {
-            let mut state = self.state();
-            state.unseen = Some(Unseen::of_before(state.is_wanted()));
-            self.note(&state)?;
+            self.go_on_unseen();
+            self.note(&self.state())?;
         }
         Ok(())
     }
