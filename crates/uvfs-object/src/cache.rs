@@ -320,7 +320,9 @@ impl Cache {
         if state.versions.contains_key(&id) {
             return Ok(());
         }
+        uvfs_sys::dying::may_die();
         let taken = std::fs::rename(data, &files.data);
+        uvfs_sys::dying::may_die();
         let taken = taken.and_then(|()| std::fs::write(&files.map, map));
         taken.inspect_err(|_| remove_version(&files))?;
         state.clock += 1;
@@ -535,6 +537,7 @@ fn remove_version(files: &Files) {
 
 /// Removes a file, if it is there.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    uvfs_sys::dying::may_die();
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -139,6 +139,7 @@ impl Journal {
 impl State {
     fn append(&mut self, number: u64, record: &[u8]) -> io::Result<()> {
         let frame = frame(number, record);
+        uvfs_sys::dying::may_die();
         if let Err(error) = self.file.write_all_at(&frame, self.end) {
             // The next frame is written over what there is of this one.
             let _ = self.file.set_len(self.end);
@@ -162,6 +163,7 @@ impl State {
         to.flush()?;
         drop(to);
         file.sync_all()?;
+        uvfs_sys::dying::may_die();
         std::fs::rename(new, place)?;
         File::open(dir)?.sync_all()?;
         self.data = data(&file)?;

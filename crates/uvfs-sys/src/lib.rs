@@ -2,6 +2,7 @@
 //! table, the limits behind errors, processes that share descriptors, and the list of a file's extended attributes.
 
 pub mod aio;
+pub mod dying;
 pub mod limits;
 pub mod mountinfo;
 pub mod process;

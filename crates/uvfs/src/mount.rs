@@ -37,7 +37,7 @@ use uvfs_xfs::blocks::FileBlocks;
 use crate::confine;
 use crate::daemon::{self, Asked, Report, Side};
 use crate::image::{self, Opened, remote};
-use crate::options::{self, Options, Write};
+use crate::options::{self, Options};
 use crate::{umount, upgrade};
 
 /// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
@@ -183,9 +183,6 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
 /// The transport of a mount that outlives its server, if the other options allow that.
 fn survives_over(options: &Options) -> Result<Transport> {
     let why = match options {
-        _ if options.remote.write == Write::Back => {
-            "write=back: what was written may be lost when the server is killed again and again"
-        }
         _ if options.auto_unmount => "auto_unmount: the mount is to stay when its server is killed",
         _ if options.passthrough.host_locks => {
             "host_locks: the next server would not have the locks"
@@ -493,6 +490,8 @@ fn mount_store(
     report: &mut Report,
 ) -> Result<ExitCode> {
     use uvfs_object::{ObjectFs, Prepared, Writes};
+
+    use crate::options::Write;
 
     let words = &options.remote;
     let mut how = uvfs_object::Options::default();

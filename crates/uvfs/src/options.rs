@@ -59,8 +59,8 @@ Mount options (-o, comma separated; a later one wins):
                              valid over opens; or does unless the file has changed (default)
   survive                    the mount outlives its server. When a signal kills that, or when it
                              crashes, another one goes on, and no program sees an error. Implies
-                             transport=dev; not with host_locks, auto_unmount, write=back, or an
-                             image in an object store
+                             transport=dev; not with host_locks, auto_unmount, or an image in an
+                             object store
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=TIME, entry_timeout=TIME, negative_timeout=TIME

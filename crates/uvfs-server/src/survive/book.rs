@@ -237,6 +237,12 @@ impl Book {
     }
 
     fn set(&self, at: usize, value: u64) {
+        uvfs_sys::dying::may_die();
+        self.set_next(at, value);
+    }
+
+    /// Sets a word where dying before it is the same as dying before the next one.
+    fn set_next(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Release);
     }
 
@@ -317,6 +323,7 @@ impl Book {
     pub(super) fn note(&self, slot: usize, note: u64) {
         let at = Self::intent(slot);
         self.set(at + 3 * WORD, note);
+        uvfs_sys::dying::may_die();
         self.word(at + WORD).fetch_or(NOTED, Ordering::Release);
     }
 
@@ -331,6 +338,7 @@ impl Book {
         self.0.write(at + INTENT_HEAD, first);
         self.0.write(at + INTENT_HEAD + first.len(), second);
         self.set(at + 4 * WORD, u64::from(error as u32) << 32 | len as u64);
+        uvfs_sys::dying::may_die();
         self.word(at + WORD).fetch_or(ANSWERED, Ordering::Release);
         true
     }
@@ -429,10 +437,10 @@ impl Book {
             self.set(at + RECORD - WORD, next as u64);
             saved = first;
         }
-        self.set(at + WORD, record.id);
-        self.set(at + 2 * WORD, record.value);
-        self.set(at + 3 * WORD, record.by);
-        self.set(at + 4 * WORD, record.added);
+        self.set_next(at + WORD, record.id);
+        self.set_next(at + 2 * WORD, record.value);
+        self.set_next(at + 3 * WORD, record.by);
+        self.set_next(at + 4 * WORD, record.added);
         self.0.write(at + RECORD_HEAD, saved);
         let stamp = u64::from(record.stamp) << 32;
         self.set(
@@ -446,9 +454,9 @@ impl Book {
         let at = Self::record(index);
         // A request that is sent again takes back what is said here. The number of the request comes last: until then
         // the lookups are at most too many.
-        self.set(at + 3 * WORD, 0);
-        self.set(at + 4 * WORD, added);
-        self.set(at + 2 * WORD, lookups);
+        self.set_next(at + 3 * WORD, 0);
+        self.set_next(at + 4 * WORD, added);
+        self.set_next(at + 2 * WORD, lookups);
         self.set(at + 3 * WORD, by);
     }
 

@@ -138,6 +138,10 @@ impl Ledger {
     /// Over a book; `orphans` are the descriptors that an earlier worker has left.
     pub(super) fn new(book: Book, orphans: Option<Orphans>, keeper: Pid) -> Self {
         book.next_generation();
+        // The mount ends with a first server that dies before it serves.
+        if book.generation() > 1 {
+            uvfs_sys::dying::arm();
+        }
         let writers = book.writers();
         writers.clear();
         Self {

@@ -85,12 +85,18 @@ impl InMemory {
     /// `fill` puts objects there. With these options of the mount.
     #[track_caller]
     fn new(options: &[&str], fill: impl FnOnce(&Fake)) -> Self {
+        Self::with(|serve| serve, options, fill)
+    }
+
+    /// The same, served so.
+    #[track_caller]
+    fn with(how: impl FnOnce(Serve) -> Serve, options: &[&str], fill: impl FnOnce(&Fake)) -> Self {
         let fake = Fake::start();
         fill(&fake);
         let proxy = Proxy::start(fake.address());
         let scratch = Scratch::new();
         let cache = format!("cache_dir={}", scratch.path("cache").display());
-        let serve = Serve::over(Transport::Dev).option(&cache);
+        let serve = how(Serve::over(Transport::Dev).option(&cache));
         let serve = (options.iter()).fold(serve, |serve, option| serve.option(option));
         let uri = Self::uri(&fake, &proxy);
         let mount = Mount::new(&serve, Path::new(&uri), &scratch.dir("mount"));

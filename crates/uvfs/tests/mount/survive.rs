@@ -134,6 +134,20 @@ pub(crate) fn kill_under_load(mount: &Mount, words: &[&str], signal: Signal) {
     );
 }
 
+/// Between two of a server's ends are so many writes, at most.
+pub(crate) const WRITES: u32 = 600;
+
+/// Runs the programs while each server but the first dies between two of its writes.
+pub(crate) fn die_under_load(mount: &Mount, words: &[&str]) {
+    replaced(mount, Signal::KILL);
+    let time = Duration::from_secs(if full() { 120 } else { 4 });
+    let mut load = load(mount, time, words);
+    let outcome = load.wait(time + LATER).expect("the programs end").ok();
+    let counts = counts(mount);
+    eprintln!("{} servers: {outcome}", counts.generation);
+    assert!(counts.generation > 20, "{counts:?}");
+}
+
 fn killed_under_load(options: &str, signal: Signal) {
     if !has_load() {
         return;
@@ -155,6 +169,15 @@ fn a_killed_server_is_replaced() {
 #[test]
 fn a_killed_server_is_replaced_without_backing_files() {
     killed_under_load("nopassthrough", Signal::KILL);
+}
+
+/// The same for servers that die between two of their writes. A long listing is many writes.
+#[test]
+fn a_server_dies_between_two_writes() {
+    if has_load() {
+        let served = outlives(&survives().option("nopassthrough").dies_within(WRITES));
+        die_under_load(&served.mount, &["lists"]);
+    }
 }
 
 /// A killed server whose notification waits in the kernel for a page, which only the next server can bring, is replaced.

@@ -12,6 +12,8 @@ pub struct Serve {
     pub descriptors: Option<u32>,
     /// The command; a copy of it where a test replaces that.
     pub program: PathBuf,
+    /// Within how many of its writes each server that outlives being killed dies.
+    pub dies: Option<u32>,
 }
 
 impl Serve {
@@ -23,6 +25,7 @@ impl Serve {
             options,
             descriptors: None,
             program: env!("CARGO_BIN_EXE_uvfs").into(),
+            dies: None,
         }
     }
 
@@ -37,6 +40,12 @@ impl Serve {
         if !option.is_empty() {
             self.options.push(option.into());
         }
+        self
+    }
+
+    /// Has each server die within so many of the writes that outlive it ([`uvfs_sys::dying`]).
+    pub fn dies_within(mut self, writes: u32) -> Serve {
+        self.dies = Some(writes);
         self
     }
 
@@ -66,6 +75,10 @@ impl Serve {
         }
         shell.args(["-c", &format!("{limit}exec \"$@\""), "sh"]);
         shell.arg(&self.program);
+        shell.envs(
+            self.dies
+                .map(|writes| (uvfs_sys::dying::WITHIN, writes.to_string())),
+        );
         shell.args([
             "mount",
             "--foreground",

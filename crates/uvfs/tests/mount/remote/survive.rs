@@ -1,7 +1,9 @@
 //! A mount of a store with `-o survive` goes on when its server is killed or replaced, and no program sees an error.
 
 use super::*;
-use crate::survive::{counts, has_load, is_kept, kill_under_load, replaced, upgrade};
+use crate::survive::{
+    WRITES, counts, die_under_load, has_load, is_kept, kill_under_load, replaced, upgrade,
+};
 
 /// Names that only a conflict, or a server that did not go on with what it had, leaves.
 fn left_beside(fake: &Fake) -> Vec<String> {
@@ -16,17 +18,19 @@ fn outlives(options: &[&str], fill: impl FnOnce(&Fake)) -> InMemory {
     store
 }
 
+/// Programs of the load that a store has nothing for.
+const WITHOUT: &str = "exchanges,attributes,links,symlinks,fifos";
+
 /// No call fails, no acknowledged change is lost or made twice, and the store gets all of it, once.
-fn killed_under_load(options: &[&str]) {
-    if !has_load() {
-        return;
+fn killed_under_load(options: &str) {
+    if has_load() {
+        let store = outlives(&[options, "survive"], |_| {});
+        kill_under_load(&store.mount, &[WITHOUT], Signal::KILL);
+        has_all(store);
     }
-    let store = outlives(&[options, &["survive"]].concat(), |_| {});
-    kill_under_load(
-        &store.mount,
-        &["exchanges,attributes,links,symlinks,fifos"],
-        Signal::KILL,
-    );
+}
+
+fn has_all(store: InMemory) {
     let appended = fs::read(store.at("appended")).unwrap();
     let InMemory { mount, fake, .. } = store;
     mount.unmount();
@@ -38,7 +42,31 @@ fn killed_under_load(options: &[&str]) {
 
 #[test]
 fn a_killed_server_is_replaced_with_write_close() {
-    killed_under_load(&["write=close"]);
+    killed_under_load("write=close");
+}
+
+#[test]
+fn a_killed_server_is_replaced_with_write_back() {
+    killed_under_load("write=back");
+}
+
+/// Names, appends and sqlite wait for the local disk alone. So the server is killed in other places.
+#[test]
+fn a_killed_server_is_replaced_with_nofsync() {
+    killed_under_load("write=back,nofsync");
+}
+
+/// The same for servers that die between two of their writes.
+#[test]
+fn a_server_dies_between_two_writes() {
+    if has_load() {
+        let serve = |serve: Serve| serve.dies_within(WRITES);
+        let store = InMemory::with(serve, &["write=back,nofsync,survive"], |_| {});
+        is_kept(&store.mount);
+        // A long listing is many writes.
+        die_under_load(&store.mount, &[&format!("{WITHOUT},lists")]);
+        has_all(store);
+    }
 }
 
 /// The version that a program has open is read to its end, though the store has another one by now, and what is cached is not
@@ -83,7 +111,7 @@ fn a_store_that_is_down_does_not_end_the_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let store = outlives(&["survive,write=close"], |_| {});
+    let store = outlives(&["survive,write=back,nofsync"], |_| {});
     fs::write(store.at("file"), "one").unwrap();
     let mut file = File::options().append(true).open(store.at("file")).unwrap();
     store.proxy.set(Mode::Refuse);
@@ -92,29 +120,11 @@ fn a_store_that_is_down_does_not_end_the_mount() {
     assert_eq!(fs::read(store.at("file")).unwrap(), b"onetwo");
     upgrade(&store.mount).ok();
     assert_eq!(fs::read(store.at("file")).unwrap(), b"onetwo");
-    store.proxy.set(Mode::Pass);
     drop(file);
+    store.proxy.set(Mode::Pass);
     wait_for("the store has it", || {
         let bucket = store.fake.bucket();
         let object = bucket.objects.get("p/file");
         object.is_some_and(|object| object.contents == b"onetwo")
     });
-}
-
-/// A promise that it can't keep is refused.
-#[test]
-fn write_back_is_refused() {
-    if !has(&[Need::Uvfs]) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let (uri, at) = (
-        format!("fs://{}", scratch.dir("store").display()),
-        scratch.dir("mount"),
-    );
-    let outcome = run(uvfs()
-        .args(["mount", "-o", "survive,write=back", &uri])
-        .arg(&at));
-    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
-    assert!(outcome.stderr.contains("not with write=back"), "{outcome}");
 }
