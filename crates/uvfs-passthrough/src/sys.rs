@@ -305,7 +305,7 @@ pub(crate) fn read_shared(
     // SAFETY: `at` has checked that the range is in the mapping, which lives as long as `memory`. No reference to its bytes
     // exists anywhere.
     let read = unsafe { libc::read(fd.as_raw_fd(), to.cast(), len) };
-    checked(read as libc::c_long).map(|read| read as usize)
+    checked(read)
 }
 
 /// ioctl(2) of a command whose argument is a structure that fits in `data`.
