@@ -11,6 +11,7 @@ use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft};
 use crate::fs::{By, ObjectFs, Open};
+use crate::journal::NUMBERS;
 use crate::map;
 use crate::posix::Posix;
 use crate::tree::{Known, State};
@@ -107,7 +108,7 @@ fn parse(saved: &[u8]) -> std::result::Result<Parsed, Errno> {
     Ok(Parsed {
         key,
         state,
-        draft: Some(number).filter(|_| flags & DRAFT != 0),
+        draft: Some(number).filter(|number| flags & DRAFT != 0 && *number < NUMBERS),
         held,
     })
 }

@@ -173,12 +173,12 @@ impl Tree {
         let mut known = known(node, key.clone(), Facts::default(), None);
         known.state = Mutex::new(state);
         let known = Arc::new(known);
+        if let Some(draft) = draft {
+            draft.state().node = Arc::downgrade(&known);
+        }
         // The newest of a key comes first.
         if !removed {
             nodes.by_key.entry(key).or_insert_with(|| known.clone());
-        }
-        if let Some(draft) = draft {
-            draft.state().node = Arc::downgrade(&known);
         }
         nodes.by_number.insert(node.0, (known, lookups));
         Ok(())
