@@ -58,10 +58,11 @@ fn a_killed_server_is_replaced_with_nofsync() {
     killed_under_load("write=back,nofsync", "");
 }
 
-/// The same for servers that die between two of their writes.
+/// The same for servers that die between two of their writes. On a busy machine such a server may not come as far as the end of
+/// its first request, or of its last one after the mount is gone, so this is one of the long variants.
 #[test]
 fn a_server_dies_between_two_writes() {
-    if has_load() {
+    if full() && has_load() {
         let serve = |serve: Serve| serve.dies_within(WRITES);
         let store = InMemory::with(serve, &["write=back,nofsync,survive"], |_| {});
         is_kept(&store.mount);
