@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -366,32 +367,41 @@ struct Child {
 }
 
 impl Child {
-    /// Whether all that is left of it are threads that notify. The kernel has them wait until a page that they write to or
-    /// throw away is there, and lets no signal end that. It may be the next worker who has to bring the page. They do
-    /// nothing else any more: they die when they return to the program.
-    fn only_notifies(&self) -> bool {
-        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid)) else {
-            return false;
-        };
+    /// How it ends, if all that is left of it are threads that notify. The kernel has them wait for a page that they write to
+    /// or throw away, or for a directory in which a name is made, and lets no signal end that. It may be the next worker who
+    /// has to answer what they wait for. They do nothing else any more: they die when they return to the program.
+    ///
+    /// If it is killed, its other threads are dead by then. If it crashes, one of them waits to dump all threads, and the
+    /// others, which are dead or idle, wait for that.
+    fn only_notifies(&self) -> Option<End> {
+        let process = PathBuf::from(format!("/proc/{}", self.pid));
         let number = |name: OsString| name.to_str().and_then(|name| name.parse().ok());
+        let tasks = std::fs::read_dir(process.join("task")).ok()?;
         let tasks = tasks.flatten().flat_map(|task| number(task.file_name()));
-        let first = self.pid.as_raw_nonzero().get() as u64;
-        let others: Vec<u64> = tasks.filter(|task| *task != first).collect();
-        let writers = self.writers.all();
-        !others.is_empty() && others.iter().all(|task| writers.contains(task)) && self.is_killed()
-    }
-
-    /// Whether its first thread is dead. The others are being killed then.
-    fn is_killed(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        stat.is_ok_and(|stat| stat.contains(") Z "))
+        let noted = self.writers.all();
+        let (writers, others): (Vec<u64>, Vec<u64>) = tasks.partition(|task| noted.contains(task));
+        if writers.is_empty() {
+            return None;
+        }
+        let is_alive = |task: &&u64| {
+            let stat = std::fs::read_to_string(process.join(format!("task/{task}/stat")));
+            let ended = [") Z ", ") X ", ") I "];
+            stat.is_ok_and(|stat| !ended.iter().any(|state| stat.contains(state)))
+        };
+        let alive = others.iter().filter(is_alive).count();
+        let status = std::fs::read_to_string(process.join("status")).ok()?;
+        match (alive, status.contains("\nCoreDumping:\t1")) {
+            (0, false) => Some(End::Signal(libc::SIGKILL)),
+            (1, true) => Some(End::Signal(libc::SIGABRT)),
+            _ => None,
+        }
     }
 
     /// Whether it is dead, or as good as dead.
     fn is_over(&self) -> io::Result<bool> {
         // It stays to be waited for.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        Ok(waitid(WaitId::Pid(self.pid), options)?.is_some() || self.only_notifies())
+        Ok(waitid(WaitId::Pid(self.pid), options)?.is_some() || self.only_notifies().is_some())
     }
 
     /// Waits until it is, after it was killed.
@@ -432,8 +442,10 @@ fn wait(worker: &Child, signals: &SignalSet) -> Happened {
                     let _ = kill_process(worker.pid, signal);
                 }
             }
-            None if worker.only_notifies() => {
-                return Happened::Ended(End::Signal(libc::SIGKILL));
+            None => {
+                if let Some(end) = worker.only_notifies() {
+                    return Happened::Ended(end);
+                }
             }
             _ => {}
         }

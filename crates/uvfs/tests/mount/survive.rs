@@ -183,6 +183,16 @@ fn a_server_dies_between_two_writes() {
 /// A killed server whose notification waits in the kernel for a page, which only the next server can bring, is replaced.
 #[test]
 fn a_server_that_can_not_die_is_replaced() {
+    can_not_die(Signal::KILL);
+}
+
+/// Nor is one waited for that crashes meanwhile: the kernel dumps it once those threads have stopped.
+#[test]
+fn a_server_whose_crash_can_not_end_is_replaced() {
+    can_not_die(Signal::ABORT);
+}
+
+fn can_not_die(signal: Signal) {
     if !has(&[
         Need::Mount(Transport::Dev),
         Need::Uvfs,
@@ -199,7 +209,7 @@ fn a_server_that_can_not_die_is_replaced() {
     while load.ended().is_none() {
         std::thread::sleep(PAUSE);
         if let Some(worker) = worker(&served.mount) {
-            let _ = kill_process(worker, Signal::KILL);
+            let _ = kill_process(worker, signal);
         }
     }
     load.wait(SOON).expect("the program ends").ok();
