@@ -646,7 +646,7 @@ impl Drafts {
                 remove(path)?;
             }
         }
-        // Those that were taken over have numbers, too.
+        // Drafts of other caches, which this one took over, have got numbers meanwhile.
         this.next = AtomicU64::new(next);
         let mut all = BTreeMap::<String, Arc<Draft>>::new();
         for (number, record) in records.into_iter().chain(others) {

@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use uvfs_queue::shm::SharedMemory;
 use uvfs_server::fs::{SessionHandle, Watch};
 use uvfs_sys::lock;
@@ -167,8 +167,7 @@ impl Recent {
 
 /// Nanoseconds of a clock that all processes have.
 fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    uvfs_sys::nanoseconds(ClockId::Monotonic)
 }
 
 /// Whether a time, which is 0 if there is none, is not long ago.

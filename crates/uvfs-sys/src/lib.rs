@@ -14,6 +14,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, WaitTimeoutResult};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 /// fchmodat2(2), since Linux 6.6; the number is the same on every architecture.
 pub const SYS_FCHMODAT2: libc::c_long = 452;
@@ -45,6 +46,12 @@ pub fn wait_while<'a, T>(
 ) -> (MutexGuard<'a, T>, WaitTimeoutResult) {
     let waited = changed.wait_timeout_while(guard, time, waits);
     waited.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time of a clock that has no time before zero, in nanoseconds (clock_gettime(2)).
+pub fn nanoseconds(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Which of so many places a number belongs to: also numbers that are multiples of something are spread over all.

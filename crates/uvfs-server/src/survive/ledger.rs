@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use foldhash::{HashMap, HashSet};
 use rustix::process::{Pid, getppid};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
@@ -669,6 +669,5 @@ impl Left {
 
 /// The time that a file made now gets, in nanoseconds since 1970.
 fn now() -> u64 {
-    let now = clock_gettime(ClockId::RealtimeCoarse);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    uvfs_sys::nanoseconds(ClockId::RealtimeCoarse)
 }

@@ -292,7 +292,7 @@ fn changes_of_the_host_show_afterwards() {
     wait_for("the names", || there() == "moved made file made moved ");
 }
 
-/// What is mounted below stays there, and open files keep their paths, also in another mount namespace.
+/// A mount below one that outlives its server stays, and open files keep their paths, also in another mount namespace.
 #[test]
 fn mounts_below_and_paths_stay() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
