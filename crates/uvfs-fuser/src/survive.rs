@@ -57,9 +57,9 @@ impl<FS: Filesystem> Survive for Adapter<FS> {
         self.outliving(|fs| fs.restore_handle(directory, node, fh, saved, orphans))
     }
 
-    fn restored(&self) {
+    fn restored(&self, orphans: &mut Orphans) {
         let _ = self.outliving(|fs| {
-            fs.restored();
+            fs.restored(orphans);
             Ok(())
         });
     }

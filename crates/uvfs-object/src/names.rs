@@ -235,6 +235,11 @@ impl ObjectFs {
         cx: &Context,
         directories: impl IntoIterator<Item = Option<&'a Arc<Known>>>,
     ) -> Result<Vec<MutexGuard<'a, ()>>> {
+        if !self.writing()?.back {
+            // They change names that are looked up next.
+            let ended = until_killed(cx, self.fetch.store.earlier_ended()).await;
+            ended.ok_or(Errno::INTR)?;
+        }
         let mut directories: Vec<_> = directories.into_iter().flatten().collect();
         directories.sort_unstable_by_key(|known| known.node);
         directories.dedup_by_key(|known| known.node);
@@ -774,8 +779,9 @@ impl ObjectFs {
         let (writing, parent) = (self.writing()?.clone(), parent.clone());
         let requests = self.options.requests.max(1);
         let task = async move {
-            let _alone = writing.moving.write().await;
             let store = &writing.fetch.store;
+            store.earlier_ended().await;
+            let _alone = writing.moving.write().await;
             writing.put_below(&from).await?;
             writing.put_below(&to).await?;
             writing.make_parents(&to).await?;

@@ -114,6 +114,8 @@ impl Writing {
 
     async fn put_open(&self, draft: &Arc<Draft>, closed: bool) -> Result<()> {
         let store = &self.fetch.store;
+        // One of them may be a put of this draft.
+        store.earlier_ended().await;
         for _ in 0..TRIES {
             draft.look(false)?;
             let key = match draft.state() {

@@ -1,6 +1,7 @@
 //! Requests to the store, by OpenDAL.
 
-use std::io;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +12,8 @@ use opendal::{
     BufferStream, EntryMode, ErrorKind, IntoOperatorUri, Metadata, Operator, OperatorUri,
 };
 use rustix::io::Errno;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::runtime::Handle;
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
 use uvfs_server::fs::{Error, Result};
 
 use crate::counters::{Counted, Counters};
@@ -116,6 +118,8 @@ pub(crate) struct Store {
     key_max: usize,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
+    /// Held while requests of an earlier server of the mount may be under way.
+    earlier: Arc<RwLock<()>>,
     /// When the store answered last.
     answered: Arc<Mutex<Instant>>,
 }
@@ -245,6 +249,7 @@ impl Store {
             conditions,
             key_max,
             timeout: options.timeout,
+            earlier: Arc::default(),
             answered: Arc::new(Mutex::new(Instant::now())),
         })
     }
@@ -257,6 +262,27 @@ impl Store {
     /// A name that tells this store from others, also from a bucket of the same name at another service.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Has no change reach the store before the requests of an earlier server have ended, whose connections these are: a put that
+    /// arrived after a later change of the same object would undo it. No request comes on them any more, so the store closes
+    /// each when it has done what came before.
+    pub(crate) fn let_end(&self, connections: Vec<TcpStream>, runtime: &Handle) {
+        let earlier = runtime.block_on(self.earlier.clone().write_owned());
+        let timeout = self.timeout;
+        runtime.spawn_blocking(move || {
+            if !are_closed(&connections, Instant::now() + timeout) {
+                tracing::warn!(
+                    "a request of the server before has not ended within {timeout:?}: it may undo a later one"
+                );
+            }
+            drop(earlier);
+        });
+    }
+
+    /// Waits for what [`Store::let_end`] waits for.
+    pub(crate) async fn earlier_ended(&self) {
+        drop(self.earlier.read().await);
     }
 
     /// Waits for an answer, retries included, for no longer than [`Store::timeout`].
@@ -484,6 +510,31 @@ impl Store {
         let next = self.within(next).await;
         next.map_err(|error| unread(key, error))
     }
+}
+
+/// Ends what is sent on connections. Whether the other side has closed all of them by then.
+fn are_closed(connections: &[TcpStream], deadline: Instant) -> bool {
+    let ends = |connection: &TcpStream| {
+        connection.shutdown(Shutdown::Write)?;
+        connection.set_nonblocking(false)
+    };
+    let ending: Vec<_> = connections.iter().filter(|one| ends(one).is_ok()).collect();
+    let mut answer = [0; 4 << 10];
+    ending.into_iter().all(|mut connection| {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // No time at all is an error.
+            if connection.set_read_timeout(Some(left)).is_err() {
+                return false;
+            }
+            match connection.read(&mut answer) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+            }
+        }
+    })
 }
 
 /// Whether the store failed, and did not answer with what it has.

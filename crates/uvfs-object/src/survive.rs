@@ -5,14 +5,19 @@
 
 use std::fs::File;
 use std::io;
+use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use rustix::net::sockopt::socket_protocol;
+use rustix::net::{getpeername, ipproto};
 use uvfs_server::fs::*;
 
 use crate::draft::{self, Draft};
 use crate::fs::{By, ObjectFs, Open};
 use crate::journal::NUMBERS;
 use crate::map;
+use crate::object::Fetch;
 use crate::posix::Posix;
 use crate::tree::{Known, State};
 
@@ -29,11 +34,10 @@ pub(crate) fn save(known: &Known, to: &mut Vec<u8>) -> io::Result<()> {
     let key = known.key();
     let state = known.state();
     let flag = |is, flag| if is { flag } else { 0 };
-    let removed = |draft: &Arc<Draft>| draft.state().removed;
-    let mut flags = flag(
-        state.removed || state.draft.as_ref().is_some_and(removed),
-        REMOVED,
-    ) | flag(state.marked, MARKED)
+    let has_no_name = |draft: &Arc<Draft>| draft.state().removed;
+    let removed = state.removed || state.draft.as_ref().is_some_and(has_no_name);
+    let mut flags = flag(removed, REMOVED)
+        | flag(state.marked, MARKED)
         | flag(state.version.is_some(), VERSION);
     let (mut number, mut fd, mut id) = (0, -1, Default::default());
     if let Some(draft) = &state.draft {
@@ -111,6 +115,22 @@ fn parse(saved: &[u8]) -> std::result::Result<Parsed, Errno> {
         draft: Some(number).filter(|number| flags & DRAFT != 0 && *number < NUMBERS),
         held,
     })
+}
+
+/// The connections of the server before. They may lead elsewhere than to the store, which does not matter.
+fn connections(orphans: &mut Orphans) -> Vec<TcpStream> {
+    let is_connection = |fd: BorrowedFd<'_>| {
+        let is_tcp = socket_protocol(fd).is_ok_and(|protocol| protocol == Some(ipproto::TCP));
+        is_tcp && getpeername(fd).is_ok()
+    };
+    let all: Vec<_> = orphans.left().collect();
+    let found = all.into_iter().filter_map(|fd| {
+        orphans
+            .get(fd)
+            .is_some_and(is_connection)
+            .then(|| orphans.claim(fd))
+    });
+    found.flatten().map(TcpStream::from).collect()
 }
 
 impl ObjectFs {
@@ -244,12 +264,15 @@ impl Survive for ObjectFs {
         Ok(())
     }
 
-    fn restored(&self) {
+    fn restored(&self, orphans: &mut Orphans) {
         self.tree.restored();
         self.restored_handles();
-        if let Some(writing) = &self.writing
-            && let Err(error) = writing.go_on_with_drafts()
-        {
+        let Some(writing) = &self.writing else {
+            return;
+        };
+        let Fetch { store, runtime, .. } = &self.fetch;
+        store.let_end(connections(orphans), runtime);
+        if let Err(error) = writing.go_on_with_drafts() {
             tracing::error!(%error, "what was written may stay in the cache");
         }
     }

@@ -130,6 +130,7 @@ impl Store {
         sent: Option<Upload>,
         tell: Option<Tell<'_>>,
     ) -> Result<Option<Stored>> {
+        self.earlier_ended().await;
         let size = file.metadata()?.len();
         let upload = match sent {
             Some(upload) if upload.is_of(key, replaces) && upload.pieces.at <= size => upload,
@@ -181,6 +182,7 @@ impl Store {
         memory: OwnedSemaphorePermit,
         prints: bool,
     ) -> Result<Upload> {
+        self.earlier_ended().await;
         let mut how = options(None);
         self.condition(&mut how, replaces);
         let pieces = Pieces::new(prints);
@@ -418,6 +420,7 @@ impl Store {
 
     /// Copies an object, and gives the copy's version.
     pub(crate) async fn copy(&self, from: &str, to: &str, size: u64) -> Result<Version> {
+        self.earlier_ended().await;
         let copy = (self.uploads).copy_options(from, to, CopyOptions::default());
         match self.uploaded(copy).await {
             Ok(answer) => self.version_of(to, &answer, size).await,
@@ -427,6 +430,7 @@ impl Store {
 
     /// Removes an object if it is this version.
     pub(crate) async fn remove_version(&self, key: &str, version: &Version) -> Result<Removal> {
+        self.earlier_ended().await;
         let now = async || Ok::<_, Error>(self.stat(key).await?.and_then(|facts| facts.version));
         let if_match = version.etag.clone().filter(|_| self.puts.remove_if_match);
         if if_match.is_none() {
@@ -453,6 +457,7 @@ impl Store {
 
     /// Removes an object, whatever its version, or the marker of a directory.
     pub(crate) async fn remove(&self, key: &str) -> Result<()> {
+        self.earlier_ended().await;
         match self.within(self.operator.delete(key)).await {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(key, error)),
             _ => Ok(()),
@@ -466,6 +471,7 @@ impl Store {
 
     /// Puts the marker of a directory, with attributes if they count.
     pub(crate) async fn make_directory(&self, key: &str, posix: &Posix) -> Result<()> {
+        self.earlier_ended().await;
         let made = match self.keeps_directories() && *posix != Posix::default() {
             true => self.within(self.put_marker(key, posix)).await,
             false => self.within(self.operator.create_dir(key)).await,
@@ -485,6 +491,7 @@ impl Store {
 
     /// Puts the marker of a directory that has none. The root needs none.
     pub(crate) async fn mark(&self, key: &str) -> Result<()> {
+        self.earlier_ended().await;
         match key.is_empty() || self.stat(key).await?.is_some() {
             true => Ok(()),
             false => self.make_directory(key, &Posix::default()).await,

@@ -91,7 +91,7 @@ impl Survive for Passthrough {
         }
     }
 
-    fn restored(&self) {
+    fn restored(&self, _: &mut Orphans) {
         self.0.inodes.restored();
         self.0.files.restored();
         self.0.dirs.restored();

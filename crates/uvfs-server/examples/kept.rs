@@ -415,7 +415,7 @@ impl Survive for Kept {
     }
 
     /// Nodes without a name that the kernel does not know either go.
-    fn restored(&self) {
+    fn restored(&self, _: &mut Orphans) {
         let mut state = self.state();
         let all: Vec<Node> = state.nodes.keys().copied().collect();
         for node in all {

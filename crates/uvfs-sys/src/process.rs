@@ -186,6 +186,11 @@ impl Orphans {
         }
     }
 
+    /// The numbers of those that were not claimed.
+    pub fn left(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.0.iter().copied()
+    }
+
     /// A descriptor that was not claimed.
     pub fn get(&self, fd: RawFd) -> Option<BorrowedFd<'_>> {
         let known = self.0.contains(&fd);

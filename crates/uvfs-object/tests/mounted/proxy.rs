@@ -91,6 +91,10 @@ fn connection(client: TcpStream, upstream: SocketAddr, does: &Arc<Does>) {
     let Ok(server) = TcpStream::connect(upstream) else {
         return;
     };
+    // Head and body may come in two parts.
+    for side in [&client, &server] {
+        let _ = side.set_nodelay(true);
+    }
     let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
     let requests = does.clone();
     let up = std::thread::spawn(move || {
@@ -107,7 +111,10 @@ fn connection(client: TcpStream, upstream: SocketAddr, does: &Arc<Does>) {
                         break;
                     }
                 }
-                Mode::Refuse => break,
+                Mode::Refuse => {
+                    let _ = from.shutdown(Shutdown::Both);
+                    break;
+                }
                 Mode::Unavailable => {
                     let answer = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
                     if from.write_all(answer.as_bytes()).is_err() {
@@ -116,8 +123,8 @@ fn connection(client: TcpStream, upstream: SocketAddr, does: &Arc<Does>) {
                 }
             }
         }
-        let _ = from.shutdown(Shutdown::Both);
-        let _ = to.shutdown(Shutdown::Both);
+        // The store answers what it has got.
+        let _ = to.shutdown(Shutdown::Write);
     });
     let (mut from, mut to) = (server, client);
     let mut data = [0; 16 << 10];

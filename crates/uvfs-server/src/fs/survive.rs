@@ -143,11 +143,11 @@ pub trait Survive: Send + Sync {
         Ok(())
     }
 
-    /// All nodes and handles are restored: requests come from now on.
+    /// All nodes and handles are restored: requests come from now on. What is left of `orphans` is closed then.
     ///
     /// The kernel keeps names for as long as it was told. A file system that has the kernel drop them when they change reports
     /// [`HostChange::Anything`](super::HostChange::Anything) here, if the last server may have been killed in between.
-    fn restored(&self) {}
+    fn restored(&self, orphans: &mut Orphans) {}
 
     /// Drops a restored handle, of which the kernel was never told.
     fn drop_handle(&self, directory: bool, fh: Handle) {}

@@ -329,8 +329,8 @@ impl Ledger {
             let mut shard = lock(self.shard(open.fh));
             shard.handles.entry(open).or_default().push(index);
         }
+        fs.restored(&mut orphans);
         let closed = orphans.close();
-        fs.restored();
         let generation = self.generation();
         tracing::info!(generation, nodes = nodes.len(), closed, "goes on");
         *lock(&self.left) = left;
