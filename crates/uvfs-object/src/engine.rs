@@ -1,10 +1,13 @@
 //! An object as a device of the buffer cache: an image in a store.
 
 use std::collections::VecDeque;
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use opendal::OperatorUri;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -13,13 +16,16 @@ use uvfs_io::engine::{Engine, EngineStats, ExtentResult, Io, Op};
 use uvfs_server::fs::{Error, Result};
 
 use crate::store::{Store, Version};
-use crate::{Options, fs};
+use crate::{Options, fs, map};
+
+/// Bytes of a version that is described, at most.
+const MOST_DESCRIBED: usize = map::ENTRIES as usize;
 
 /// One version of one object. Reads are requests for ranges of it; nothing is kept on the local disk.
 pub struct ObjectEngine {
     shared: Arc<Shared>,
-    /// Ends with the engine; what it has under way is dropped.
-    runtime: Option<Runtime>,
+    /// Begins with the first request, and ends with the engine; what it has under way is dropped.
+    runtime: OnceLock<Runtime>,
 }
 
 struct Shared {
@@ -65,7 +71,8 @@ fn split(uri: &str) -> Option<(String, String)> {
 impl ObjectEngine {
     /// The object of a URI such as `s3://bucket/disk.img`, as it is now; `None` if the store has none of this very key.
     /// `timeout` and `requests` count of the options. With `gives_up` a request that fails ends the device:
-    /// all further ones fail at once, and [`Engine::failure`] tells why.
+    /// all further ones fail at once, and [`Engine::failure`] tells why. Without it no thread begins before the first read, so the
+    /// process may fork.
     ///
     /// # Errors
     /// A URI that names no store, and a store that does not answer or refuses.
@@ -74,26 +81,95 @@ impl ObjectEngine {
             return Ok(None);
         };
         let store = Store::open(&parent, options)?;
-        let runtime = fs::runtime()?;
-        let (asked, wanted) = (store.clone(), key.clone());
-        let version = runtime.block_on(async move { asked.stat(&wanted).await });
-        let version = version.map_err(|error| io::Error::other(error.to_string()))?;
-        let version = version.and_then(|facts| facts.version);
+        let runtime = match gives_up {
+            true => fs::runtime()?,
+            false => fs::runtime_to_ask()?,
+        };
+        let version = runtime.block_on(version_of(&store, &key))?;
         Ok(version.map(|version| {
-            let shared = Arc::new(Shared {
-                store,
-                key,
-                version,
-                requests: options.requests.max(1),
-                permits: Semaphore::new(options.requests.max(1)),
-                gives_up,
-                state: Mutex::default(),
-                done: Condvar::new(),
-            });
-            let runtime = Some(runtime);
-            Arc::new(Self { shared, runtime })
+            let engine = Self::new(store, key, version, options, gives_up);
+            if gives_up {
+                let _ = engine.runtime.set(runtime);
+            }
+            Arc::new(engine)
         }))
     }
+
+    /// The same version for a mount that an earlier program of this process has served; `None` if `described` is not what
+    /// [`ObjectEngine::describe`] has given for this URI.
+    ///
+    /// # Errors
+    /// A URI that names no store, and a descriptor that can't be read.
+    pub fn again(
+        uri: &str,
+        options: &Options,
+        described: BorrowedFd<'_>,
+    ) -> io::Result<Option<Arc<Self>>> {
+        let mut bytes = vec![0; MOST_DESCRIBED];
+        let len = rustix::io::pread(described, &mut bytes, 0)?;
+        let found = map::described(&bytes[..len]);
+        let found = split(uri).zip(found).filter(|(at, found)| at.1 == found.0);
+        let Some(((parent, key), (_, version))) = found else {
+            return Ok(None);
+        };
+        let store = Store::open(&parent, options)?;
+        let engine = Self::new(store, key, version, options, false);
+        Ok(Some(Arc::new(engine)))
+    }
+
+    fn new(store: Store, key: String, version: Version, options: &Options, gives_up: bool) -> Self {
+        let shared = Arc::new(Shared {
+            store,
+            key,
+            version,
+            requests: options.requests.max(1),
+            permits: Semaphore::new(options.requests.max(1)),
+            gives_up,
+            state: Mutex::default(),
+            done: Condvar::new(),
+        });
+        Self {
+            shared,
+            runtime: OnceLock::new(),
+        }
+    }
+
+    /// A file in memory from which the next program of this process knows the version.
+    ///
+    /// # Errors
+    /// ENAMETOOLONG for a key or an ETag of more than some thousand bytes; no descriptor or memory.
+    pub fn describe(&self) -> io::Result<OwnedFd> {
+        let Shared { key, version, .. } = &*self.shared;
+        let bytes = map::describe(key, version).ok_or(Errno::NAMETOOLONG)?;
+        let file = memfd_create(c"uvfs-version", MemfdFlags::CLOEXEC)?;
+        File::from(file.try_clone()?).write_all(&bytes)?;
+        Ok(file)
+    }
+
+    /// Whether the store still has the version that is read.
+    ///
+    /// # Errors
+    /// The store does not answer, or refuses.
+    pub fn is_current(&self) -> io::Result<bool> {
+        let Shared { store, key, .. } = &*self.shared;
+        let now = fs::runtime_to_ask()?.block_on(version_of(store, key))?;
+        Ok(now.is_some_and(|now| now.is(&self.shared.version)))
+    }
+
+    fn runtime(&self) -> io::Result<&Runtime> {
+        if let Some(runtime) = self.runtime.get() {
+            return Ok(runtime);
+        }
+        let begun = fs::runtime()?;
+        Ok(self.runtime.get_or_init(|| begun))
+    }
+}
+
+/// The version that the store has of an object.
+async fn version_of(store: &Store, key: &str) -> io::Result<Option<Version>> {
+    let facts = store.stat(key).await;
+    let facts = facts.map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(facts.and_then(|facts| facts.version))
 }
 
 impl Drop for ObjectEngine {
@@ -220,21 +296,25 @@ impl Engine for ObjectEngine {
     }
 
     fn submit(&self, ios: &mut Vec<Io>) {
-        let runtime = self.runtime.as_ref().expect("only dropping takes it");
+        let runtime = self.runtime();
         let room = (4 * self.depth()).saturating_sub(self.in_flight());
         for mut io in ios.drain(..room.min(ios.len())) {
             self.shared.state().running += 1;
-            match io.refuse(&self.geometry()) {
-                Some(errno) => {
+            match (io.refuse(&self.geometry()), &runtime) {
+                (Some(errno), _) => {
                     io.fail(errno);
                     self.shared.end(io);
                 }
                 // Nothing is ever written.
-                None if io.op == Op::Flush => {
+                (None, _) if io.op == Op::Flush => {
                     io.results = [ExtentResult::default()].into_iter().collect();
                     self.shared.end(io);
                 }
-                None => {
+                (None, Err(_)) => {
+                    io.fail(Errno::AGAIN);
+                    self.shared.end(io);
+                }
+                (None, Ok(runtime)) => {
                     let shared = self.shared.clone();
                     self.shared.state().stats.submits += io.extents.len() as u64;
                     runtime.spawn(async move { shared.run(io).await });

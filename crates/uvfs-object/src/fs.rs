@@ -104,9 +104,7 @@ impl Prepared {
     pub fn new(uri: &str, options: &Options, forks: bool) -> io::Result<Self> {
         let mut store = Store::open(uri, options)?;
         let runtime = match forks {
-            true => tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?,
+            true => runtime_to_ask()?,
             false => runtime()?,
         };
         let answer = runtime.block_on(async {
@@ -147,6 +145,13 @@ impl Prepared {
     pub fn cache(&self) -> BorrowedFd<'_> {
         self.cache.as_fd()
     }
+}
+
+/// For requests before a process forks: no thread.
+pub(crate) fn runtime_to_ask() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
 }
 
 /// The threads that talk to the store, which begin at once.

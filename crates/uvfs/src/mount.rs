@@ -44,6 +44,10 @@ use crate::{umount, upgrade};
 /// server dirties pages of the source as it writes, so the mount must not get all of it.
 const DIRTY_SHARE: u32 = 10;
 
+/// How long a server that goes on with an image waits until it asks the store again.
+#[cfg(feature = "object")]
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Open files that a server's table has room for from the beginning. It takes 8 bytes for each.
 const TABLE: u64 = 1 << 15;
 
@@ -390,7 +394,7 @@ fn serve(source: &Path, opened: Source, place: &Place, options: Options) -> Resu
             let memory = options.memory.unwrap_or(image::MEMORY);
             let engine = options.engine;
             let _ = place.kept.set((source.to_owned(), image.descriptors()));
-            let read = || image.read(engine, memory);
+            let read = |_| image.read(engine, memory);
             serve_image(read, None, source, place, options, &mut report)
         }
         Source::Uri(uri, cache) => mount_uri(&uri, cache, place, options, &mut report),
@@ -420,9 +424,10 @@ impl Layer for Counted {
     }
 }
 
-/// Serves an image until it is unmounted. `read` opens it in the process that serves; `engine` is one that has counts.
+/// Serves an image until it is unmounted. `read` opens it in the process that serves, and is told whether an earlier one has served
+/// the mount; `engine` is one that has counts.
 fn serve_image(
-    read: impl FnOnce() -> Result<Opened>,
+    read: impl FnOnce(bool) -> Result<Opened>,
     engine: Option<Arc<dyn Engine>>,
     source: &Path,
     place: &Place,
@@ -431,8 +436,8 @@ fn serve_image(
 ) -> Result<ExitCode> {
     options.flags |= MountFlags::RDONLY;
     let idmapped = options.default_permissions;
-    let make = |_| {
-        let opened = read()?;
+    let make = |goes_on| {
+        let opened = read(goes_on)?;
         // The cache gives way when the machine, or the control group, runs out of memory.
         let shrinkers = Arc::new(Shrinkers::new());
         shrinkers.register(&opened.target.shrinker());
@@ -450,34 +455,74 @@ fn serve_image(
     mounted(make, |_| {}, confine, source, place, &options, report)
 }
 
-/// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store.
+/// Serves what a URI names until it is unmounted: an image, if there is an object of that very key, else a store. `kept` is what
+/// an earlier program has given the keeper.
+#[cfg(feature = "object")]
 fn mount_uri(
     uri: &str,
-    cache: Option<OwnedFd>,
+    kept: Option<OwnedFd>,
     place: &Place,
     options: Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
-    #[cfg(feature = "object")]
+    use uvfs_object::ObjectEngine;
+
     confine::store_server();
-    if cache.is_some() {
-        return mount_store(uri, cache, place, options, report);
+    let name = remote::shown(Path::new(uri));
+    let failed = || name.display().to_string();
+    let how = remote::options(options.remote.timeout, options.remote.requests);
+    let engine = match &kept {
+        Some(described) => ObjectEngine::again(uri, &how, described.as_fd()),
+        None => ObjectEngine::open(uri, &how, false),
+    };
+    let Some(engine) = engine.context(failed)? else {
+        return match options.image && kept.is_none() {
+            true => Err(remote::missing(uri)),
+            false => mount_store(uri, kept, place, options, report),
+        };
+    };
+    let memory = options.memory.unwrap_or(image::MEMORY);
+    let open = || image::open_remote(engine.clone(), memory, name);
+    let counts: Option<Arc<dyn Engine>> = Some(engine.clone());
+    if !options.survive {
+        let opened = open()?;
+        opened.warn(name);
+        return serve_image(|_| Ok(opened), counts, name, place, options, report);
     }
-    let (timeout, requests) = (options.remote.timeout, options.remote.requests);
-    match remote::engine(uri, timeout, requests, false)? {
-        Some(_) if options.survive => Err(Error::usage(
-            "-o survive: not with an image in an object store",
-        )),
-        Some(engine) => {
-            let name = remote::shown(Path::new(uri));
-            let memory = options.memory.unwrap_or(image::MEMORY);
-            let opened = image::open_remote(engine.clone(), memory, name)?;
-            opened.warn(name);
-            serve_image(|| Ok(opened), Some(engine), name, place, options, report)
+    let described = kept.map_or_else(|| engine.describe(), Ok).context(failed)?;
+    let _ = place.kept.set((uri.into(), vec![described.as_raw_fd()]));
+    let read = |goes_on: bool| {
+        if !goes_on {
+            return open().inspect(|opened| opened.warn(name));
         }
-        None if options.image => Err(remote::missing(uri)),
-        None => mount_store(uri, None, place, options, report),
-    }
+        loop {
+            // An earlier server has read it, so it is the store that fails, and programs wait for that.
+            let error = match open() {
+                Ok(opened) => return Ok(opened),
+                Err(error) => error,
+            };
+            if let Ok(false) = engine.is_current() {
+                let name = name.display();
+                return Err(Error::new(format!("{name}: has changed in the store")));
+            }
+            tracing::warn!(%error, "{}: not served yet", name.display());
+            if daemon::block_signals().wait(Some(PAUSE)).is_some() {
+                return Err(error);
+            }
+        }
+    };
+    serve_image(read, counts, name, place, options, report)
+}
+
+#[cfg(not(feature = "object"))]
+fn mount_uri(
+    uri: &str,
+    _: Option<OwnedFd>,
+    _: &Place,
+    _: Options,
+    _: &mut Report,
+) -> Result<ExitCode> {
+    Err(remote::no_stores(uri))
 }
 
 /// Serves an object store until it is unmounted.
@@ -539,17 +584,6 @@ fn mount_store(
     options.flags |= MountFlags::RDONLY;
     let open = |goes_on| open(goes_on).map(ReadOnly::new);
     mounted(open, |_| {}, || {}, name, place, &options, report)
-}
-
-#[cfg(not(feature = "object"))]
-fn mount_store(
-    _: &str,
-    _: Option<OwnedFd>,
-    _: &Place,
-    _: Options,
-    _: &mut Report,
-) -> Result<ExitCode> {
-    unreachable!("no URI could be opened")
 }
 
 /// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that

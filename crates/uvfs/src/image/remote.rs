@@ -32,9 +32,7 @@ pub fn shown(path: &Path) -> &Path {
 
 /// Opens an image in a store, whose first failure then ends the command.
 pub fn open(uri: &str, args: &StoreArgs) -> Result<Arc<dyn Engine>> {
-    let requests = args.requests.map(|requests| requests as usize);
-    let engine = engine(uri, args.timeout, requests, true)?;
-    engine.ok_or_else(|| missing(uri))
+    engine(uri, args)?.ok_or_else(|| missing(uri))
 }
 
 /// The error of a URI that names no object.
@@ -43,32 +41,39 @@ pub fn missing(uri: &str) -> Error {
     Error::new(format!("{name}: there is no such object"))
 }
 
-/// The engine that reads the object of a URI; `None` if the store has no object of this very key.
+/// How an image is read from a store.
 #[cfg(feature = "object")]
-pub fn engine(
-    uri: &str,
-    timeout: Option<Duration>,
-    requests: Option<usize>,
-    gives_up: bool,
-) -> Result<Option<Arc<dyn Engine>>> {
-    use uvfs_cli::Context;
+pub fn options(timeout: Option<Duration>, requests: Option<usize>) -> uvfs_object::Options {
     let mut options = uvfs_object::Options::default();
     options.timeout = timeout.unwrap_or(options.timeout);
     options.requests = requests.unwrap_or(options.requests);
-    let engine = uvfs_object::ObjectEngine::open(uri, &options, gives_up)
+    options
+}
+
+/// The engine that reads the object of a URI; `None` if the store has no object of this very key.
+#[cfg(feature = "object")]
+fn engine(uri: &str, args: &StoreArgs) -> Result<Option<Arc<dyn Engine>>> {
+    use uvfs_cli::Context;
+
+    let options = options(
+        args.timeout,
+        args.requests.map(|requests| requests as usize),
+    );
+    let engine = uvfs_object::ObjectEngine::open(uri, &options, true)
         .context(|| shown(Path::new(uri)).display().to_string())?;
     Ok(engine.map(|engine| engine as Arc<dyn Engine>))
 }
 
 #[cfg(not(feature = "object"))]
-pub fn engine(
-    uri: &str,
-    _: Option<Duration>,
-    _: Option<usize>,
-    _: bool,
-) -> Result<Option<Arc<dyn Engine>>> {
-    Err(Error::new(format!(
+fn engine(uri: &str, _: &StoreArgs) -> Result<Option<Arc<dyn Engine>>> {
+    Err(no_stores(uri))
+}
+
+/// The error of a URI for a command that knows no stores.
+#[cfg(not(feature = "object"))]
+pub fn no_stores(uri: &str) -> Error {
+    Error::new(format!(
         "{}: this uvfs was built without object stores (cargo build --features object)",
         shown(Path::new(uri)).display()
-    )))
+    ))
 }

@@ -16,11 +16,23 @@ mod harness;
 mod check;
 mod commands;
 mod counts;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/fake.rs"]
+mod fake;
 mod fixture;
 mod logdev;
 mod mkfs;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/proxy.rs"]
+mod proxy;
 mod repair;
 mod served;
 #[cfg(feature = "object")]
 mod stored;
+#[cfg(feature = "object")]
+#[allow(dead_code, reason = "shared with the tests of mounted stores")]
+#[path = "../../../uvfs-object/tests/mounted/stores.rs"]
+mod stores;
 mod survive;

@@ -1,12 +1,5 @@
 //! Images in an object store (SeaweedFS), behind a proxy that delays and stops what it passes on.
 
-#[allow(dead_code, reason = "shared with the tests of mounted stores")]
-#[path = "../../../uvfs-object/tests/mounted/proxy.rs"]
-mod proxy;
-#[allow(dead_code, reason = "shared with the tests of mounted stores")]
-#[path = "../../../uvfs-object/tests/mounted/stores.rs"]
-mod stores;
-
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -15,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::fake::Fake;
 use crate::fixture::*;
 use crate::harness::*;
-use proxy::{Mode, Proxy};
-use stores::{At, Seaweed};
+use crate::proxy::{Mode, Proxy};
+use crate::stores::{At, Seaweed};
+use crate::survive;
 
 /// The key of the image.
 const KEY: &str = "images/a disk.img";
@@ -220,6 +215,48 @@ fn an_image_is_mounted(store: &Seaweed) {
     let refused = run(uvfs().args(["mount", "-o", "image", &missing]).arg(&at));
     assert_eq!(refused.status.code(), Some(1), "{refused}");
     assert!(refused.stderr.contains("no such object"), "{refused}");
+    assert!(mounted(&at).is_none());
+}
+
+/// No call fails while servers are killed and replaced, also while the store does not answer, and what is served stays the version
+/// that was mounted. A server that finds another one there ends the mount.
+#[test]
+fn a_killed_server_of_an_image_in_a_store_is_replaced() {
+    if !has(&NEEDS) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let fake = Fake::start();
+    fake.bucket()
+        .put("p/disk.img", &fs::read(&image.path).unwrap());
+    let proxy = Proxy::start(fake.address());
+    let uri = fake.uri_at(proxy.address());
+    let uri = uri.replacen("/p?", "/p/disk.img?", 1);
+    let serve = survive::survives().option("timeout=5");
+    let at = scratch.dir("mount");
+    let mut mount = Mount::new(&serve, Path::new(&uri), &at);
+    let describe = || mount.run(&mut describe(&at, false)).ok();
+    let before = describe();
+    survive::replaced_under_load(&mount);
+    same(&describe(), &before);
+
+    proxy.set(Mode::Stall);
+    survive::kill(&mount);
+    let mut cat = Running::start(&mut command("cat", [at.join("a/hello")]));
+    // The server has tried in vain by then.
+    std::thread::sleep(Duration::from_secs(8));
+    proxy.set(Mode::Pass);
+    assert_eq!(cat.wait(LATER).expect("an end").ok(), "hello\n");
+
+    fake.bucket().put("p/disk.img", &[0; 1 << 20]);
+    survive::kill(&mount);
+    mount.expect_gone();
+    let outcome = mount.server.wait(LATER).expect("its end");
+    assert!(
+        outcome.stderr.contains("has changed in the store"),
+        "{outcome}"
+    );
     assert!(mounted(&at).is_none());
 }
 

@@ -13,7 +13,7 @@ use crate::harness::*;
 
 const UPGRADES: u64 = 5;
 
-fn survives() -> Serve {
+pub fn survives() -> Serve {
     Serve::over(Transport::Dev).option("survive")
 }
 
@@ -34,7 +34,7 @@ fn load(mount: &Mount, time: Duration) -> Running {
 }
 
 /// Kills the server, and replaces its program, while programs read.
-fn replaced_under_load(mount: &Mount) {
+pub fn replaced_under_load(mount: &Mount) {
     let time = PAUSE * (kills() + 8 * UPGRADES as u32);
     let mut load = load(mount, time);
     let began = Instant::now();
@@ -58,6 +58,12 @@ fn replaced_under_load(mount: &Mount) {
     assert!(counts.generation > u64::from(kills() / 2), "{counts:?}");
     assert_eq!(counts.programs, upgraded + 1, "{counts:?}");
     assert!(upgraded > 0);
+}
+
+/// Kills the server.
+pub fn kill(mount: &Mount) {
+    let old = worker(mount.server.pid()).expect("a worker");
+    kill_process(old, Signal::KILL).unwrap();
 }
 
 /// Of an image with a dirty log.
@@ -103,8 +109,7 @@ fn another_image_of_the_same_name_is_not_taken() {
     fs::remove_file(&image.path).unwrap();
     fs::copy(&other.path, &image.path).unwrap();
     let shown = || mount.run(Command::new("cat").arg(mount.at.join("a/hello")));
-    let old = worker(mount.server.pid()).expect("a worker");
-    kill_process(old, Signal::KILL).unwrap();
+    kill(&mount);
     assert_eq!(shown().ok(), "hello\n");
     run(uvfs().arg("upgrade").arg(&mount.at)).ok();
     assert_eq!(shown().ok(), "hello\n");
@@ -130,8 +135,7 @@ fn a_device_stays_claimed() {
         assert_ne!(outcome.status.code(), Some(0), "{outcome}");
     };
     for _ in 0..2 {
-        let old = worker(mount.server.pid()).expect("a worker");
-        kill_process(old, Signal::KILL).unwrap();
+        kill(&mount);
         refused();
         let cat = mount.run(Command::new("cat").arg(mount.at.join("a/hello")));
         assert_eq!(cat.ok(), "hello\n");
