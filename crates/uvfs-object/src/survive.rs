@@ -123,14 +123,12 @@ fn connections(orphans: &mut Orphans) -> Vec<TcpStream> {
         let is_tcp = socket_protocol(fd).is_ok_and(|protocol| protocol == Some(ipproto::TCP));
         is_tcp && getpeername(fd).is_ok()
     };
-    let all: Vec<_> = orphans.left().collect();
-    let found = all.into_iter().filter_map(|fd| {
-        orphans
-            .get(fd)
-            .is_some_and(is_connection)
-            .then(|| orphans.claim(fd))
-    });
-    found.flatten().map(TcpStream::from).collect()
+    let found = orphans
+        .left()
+        .filter(|fd| orphans.get(*fd).is_some_and(is_connection));
+    let found: Vec<_> = found.collect();
+    let claimed = found.into_iter().flat_map(|fd| orphans.claim(fd));
+    claimed.map(TcpStream::from).collect()
 }
 
 impl ObjectFs {
