@@ -195,7 +195,7 @@ pub struct Args {
     /// How to write: sync, aio or uring [default: uring, or what there is; sync with --buffered]
     #[arg(long, value_name = "ENGINE", value_parser = options::one_of(options::ENGINES, options::engine), hide_possible_values = true)]
     engine: Option<EngineKind>,
-    /// Threads that read the source [default: four for each CPU]
+    /// Threads that read the source [default: four for each CPU, two for archives]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Write through the kernel's page cache instead of past it

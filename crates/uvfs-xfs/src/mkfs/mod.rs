@@ -111,7 +111,7 @@ pub struct MkfsOptions {
     pub buffered: bool,
     /// The engine that writes; `None`: io_uring or what there is.
     pub engine: Option<EngineKind>,
-    /// Threads that read the source; 0: four for each CPU.
+    /// Threads that read the source; 0: four for each CPU, or two if it is an archive.
     pub threads: usize,
 }
 
@@ -404,12 +404,6 @@ fn make(
     from: From,
     progress: &MkfsProgress,
 ) -> Result<Made, MkfsError> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = match options.threads {
-        // More than CPUs: they wait for the source's device.
-        0 => (cpus * 4).clamp(4, 32),
-        n => n,
-    };
     let mut options = options.clone();
     let sector = place.sector.max(log.map_or(512, |log| log.sector));
     if sector > 512 {
@@ -426,11 +420,15 @@ fn make(
     let known = place.size(&options);
     let epoch = options.epoch.filter(|_| options.reproducible);
     let epoch = epoch.map(|sec| Time { sec, nsec: 0 });
+    // An archive's files were written just now.
+    let mut threads_per_cpu = 2;
     let root = match from {
         From::Nothing => None,
         From::Directory(dir) => Some(match source::oci::layout(dir.as_path())? {
             Some(layers) => source::tar::read_layers(layers, &scratch(&place.image), known)?,
             None => {
+                // More than CPUs: they wait for the source's device.
+                threads_per_cpu = 4;
                 let places = [Some(place), log].into_iter().flatten();
                 HostDir::root(&dir, places.map(|it| it.id).collect())?
             }
@@ -443,6 +441,11 @@ fn make(
             let time = epoch.unwrap_or_else(now);
             Some(source::proto::read(&file, slashes_are_spaces, time)?)
         }
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match options.threads {
+        0 => (cpus * threads_per_cpu).clamp(4, 32),
+        n => n,
     };
     let root = root.map(|root| options.rules.apply(root)).transpose()?;
     // Everything that has to be known before the first write.

@@ -11,6 +11,7 @@ mod pax;
 pub(super) mod proto;
 mod rules;
 mod sparse;
+mod table;
 pub mod tar;
 mod tree;
 

@@ -1,7 +1,7 @@
 //! Prototype files as a source (mkfs.xfs(8), `-p`): words that name each file, its mode, owner and group, and where its
 //! contents are.
 
-use super::tree::{Body, Limits, ROOT, Tree};
+use super::tree::{Body, Inode, ROOT, Refused, Tree};
 use super::{Meta, Root, Time, invalid};
 use crate::mkfs::MkfsError;
 use std::fs;
@@ -42,12 +42,6 @@ impl<'t> Iterator for Words<'t> {
     }
 }
 
-/// A file of the prototype.
-struct Described {
-    meta: Meta,
-    body: Body,
-}
-
 /// Reads a prototype file. All files get `time`, as their own times do not count. `spaces`: slashes in names stand for
 /// spaces.
 ///
@@ -82,6 +76,15 @@ impl From<&str> for Failure {
     }
 }
 
+impl From<Refused> for Failure {
+    fn from(why: Refused) -> Failure {
+        match why {
+            Refused::Unfit(why) => why.into(),
+            other => Failure::Other(other.of(PathBuf::new())),
+        }
+    }
+}
+
 impl From<MkfsError> for Failure {
     fn from(e: MkfsError) -> Failure {
         Failure::Other(e)
@@ -89,18 +92,18 @@ impl From<MkfsError> for Failure {
 }
 
 fn build(words: &mut Words<'_>, file: &Path, spaces: bool, time: Time) -> Result<Root, Failure> {
-    // The tree has no contents of its own, so its temporary file may be anywhere.
-    let mut tree = Tree::new(&std::env::temp_dir(), false, Limits::of(None))?;
+    // The tree has no contents of its own, so its temporary files may be anywhere.
+    let mut tree = Tree::new(&std::env::temp_dir(), false, None)?;
     // A name and two numbers that have had no meaning for long.
     word(words)?;
     for _ in 0..2 {
         number(words)?;
     }
-    let root = described(words, ROOT, b"", file, time)?;
+    let root = described(words, file, time)?;
     if !root.meta.is_dir() {
         return Err("the root has to be a directory".into());
     }
-    tree.describe(ROOT, root.meta, Vec::new())?;
+    tree.describe(root);
     let mut open = vec![ROOT];
     while let Some(dir) = open.last().copied() {
         let name = match words.next() {
@@ -119,29 +122,21 @@ fn build(words: &mut Words<'_>, file: &Path, spaces: bool, time: Time) -> Result
             let name = String::from_utf8_lossy(&name);
             return Err(Failure::Wrong(format!("{name} cannot be a name of a file")));
         }
-        let made = described(words, dir, &name, file, time)?;
-        let directory = made.meta.is_dir();
-        let node = tree.make(made.meta, Vec::new(), made.body)?;
-        if tree.has(dir, &name) {
+        let made = described(words, file, time)?;
+        if tree.has(dir, &name)? {
             let name = String::from_utf8_lossy(&name);
             return Err(Failure::Wrong(format!("the directory has {name} already")));
         }
-        tree.put(dir, &name, node)?;
-        if directory {
-            open.push(node);
+        let number = tree.put(dir, &name, &made)?;
+        if made.meta.is_dir() {
+            open.push(number);
         }
     }
     Ok(tree.finish()?.root())
 }
 
 /// What follows a name.
-fn described(
-    words: &mut Words<'_>,
-    dir: usize,
-    name: &[u8],
-    file: &Path,
-    time: Time,
-) -> Result<Described, Failure> {
+fn described(words: &mut Words<'_>, file: &Path, time: Time) -> Result<Inode, Failure> {
     let format = "six characters for type and mode are expected, such as ---644 or d-g755";
     let [kind, user, group, octal @ ..] = word(words)? else {
         return Err(format.into());
@@ -167,7 +162,7 @@ fn described(
         ..Meta::directory(time)
     };
     let (kind, body) = match kind {
-        b'd' => (0o040_000, Body::directory(dir, name)),
+        b'd' => (0o040_000, Body::Directory),
         b'-' => {
             let at = PathBuf::from(std::ffi::OsStr::from_bytes(word(words)?));
             let stat = fs::metadata(&at);
@@ -196,7 +191,11 @@ fn described(
         _ => return Err(format.into()),
     };
     meta.mode = kind | mode;
-    Ok(Described { meta, body })
+    Ok(Inode {
+        meta,
+        attrs: Vec::new(),
+        body,
+    })
 }
 
 fn word<'t>(words: &mut Words<'t>) -> Result<&'t [u8], Failure> {

@@ -6,7 +6,7 @@
 //! never lead out of the tree: an absolute target begins at its root. An archive may be compressed.
 
 use super::member::{Member, Members};
-use super::tree::{Body, Limits, ROOT, Tree};
+use super::tree::{Body, Inode, ROOT, Refused, Tree};
 use super::{Root, as_path};
 use super::{compressed, oci};
 use crate::format::SYMLINK_MAXLEN;
@@ -28,10 +28,10 @@ pub struct Archive {
 /// # Errors
 /// [`MkfsError::Source`], [`MkfsError::Unfit`] and [`MkfsError::NoSpace`], which name the member.
 pub fn read(archives: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Root, MkfsError> {
-    let mut tree = Tree::new(beside, archives.len() > 1, Limits::of(size))?;
+    let mut tree = Tree::new(beside, archives.len() > 1, size)?;
     for (i, archive) in archives.into_iter().enumerate() {
         add(&mut tree, archive.from, &archive.name)?;
-        if !tree.may_be_image() {
+        if !tree.may_be_image()? {
             continue;
         }
         let finished = tree.finish()?;
@@ -61,7 +61,7 @@ pub fn read_layers(
 }
 
 fn layered(layers: Vec<Archive>, beside: &Path, size: Option<u64>) -> Result<Tree, MkfsError> {
-    let mut tree = Tree::new(beside, true, Limits::of(size))?;
+    let mut tree = Tree::new(beside, true, size)?;
     for layer in layers {
         add(&mut tree, layer.from, &layer.name)?;
     }
@@ -107,34 +107,42 @@ fn add_member(
 ) -> Result<(), MkfsError> {
     let path = std::mem::take(&mut m.path);
     let unfit = |why| MkfsError::unfit(as_path(&path), why);
+    let refused = |why: Refused| why.of(as_path(&path));
     let all = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
-    if tree.has_whiteouts() && whiteout(tree, &all).map_err(unfit)? {
+    if tree.has_whiteouts() && whiteout(tree, &all).map_err(refused)? {
         return Ok(());
     }
     let attrs = m.extended.attributes(m.meta.mode);
+    let mut inode = Inode {
+        meta: m.meta,
+        attrs,
+        body: Body::Special,
+    };
     let Some((name, above)) = all.split_last() else {
         // GNU tar skips members without a name.
-        return match m.meta.is_dir() {
-            true => tree.describe(ROOT, m.meta, attrs).map_err(unfit),
+        return match inode.meta.is_dir() {
+            true => {
+                tree.describe(inode);
+                Ok(())
+            }
             false if path.is_empty() => Ok(()),
             false => Err(unfit("a root that is no directory")),
         };
     };
-    let above = tree.directory(above, true).map_err(unfit)?;
+    let above = tree.directory(above, true).map_err(refused)?;
     let above = above.unwrap_or(ROOT);
-    let body = match m.meta.mode & 0o170_000 {
+    match inode.meta.mode & 0o170_000 {
         0 => {
             // The kernel finds no file under a name with a slash behind it.
             let to = names(&m.link).filter(|_| !m.link.ends_with(b"/"));
             let to = to.map(|n| tree.file(&n)).transpose();
-            let to = to.map_err(unfit)?.flatten();
+            let to = to.map_err(refused)?.flatten();
             let to = to.ok_or_else(|| unfit("a hard link to nothing that came before"))?;
-            return tree.put(above, name, to).map_err(unfit);
+            return tree.link(above, name, &to).map_err(refused);
         }
         0o040_000 => {
-            return tree
-                .put_directory(above, name, m.meta, attrs)
-                .map_err(unfit);
+            inode.body = Body::Directory;
+            return tree.put_directory(above, name, &inode).map_err(refused);
         }
         0o100_000 => {
             let sparse = &mut m.extended.sparse;
@@ -144,28 +152,28 @@ fn add_member(
             })?;
             let holes = map.is_some();
             if holes {
-                m.meta.size = sparse.size.unwrap_or(m.meta.size);
+                inode.meta.size = sparse.size.unwrap_or(inode.meta.size);
             }
-            let map = map.unwrap_or_else(|| vec![(0, m.meta.size)]);
+            let map = map.unwrap_or_else(|| vec![(0, inode.meta.size)]);
             let stored = map.iter().map(|(_, len)| len).sum::<u64>();
             if holes && stored > contents.left() {
                 return Err(unfit("there is less of it than between its holes"));
             }
-            Body::File(tree.store(contents, &map, || as_path(&path))?, holes)
+            inode.body = Body::File(tree.store(contents, &map, || as_path(&path))?, holes);
         }
         0o120_000 if m.link.is_empty() || m.link.len() >= SYMLINK_MAXLEN => {
             let why = "XFS has targets of symbolic links from 1 to 1023 bytes";
             return Err(unfit(why));
         }
-        0o120_000 => Body::Symlink(m.link.into()),
-        _ => Body::Special,
-    };
-    let node = tree.make(m.meta, attrs, body).map_err(unfit)?;
-    tree.put(above, name, node).map_err(unfit)
+        0o120_000 => inode.body = Body::Symlink(m.link.into()),
+        _ => {}
+    }
+    tree.put(above, name, &inode).map_err(refused)?;
+    Ok(())
 }
 
 /// Takes a member that says what a layer removes (image-spec, "Whiteouts"); gives whether this is one.
-fn whiteout(tree: &mut Tree, names: &[&[u8]]) -> Result<bool, &'static str> {
+fn whiteout(tree: &mut Tree, names: &[&[u8]]) -> Result<bool, Refused> {
     const PREFIX: &[u8] = b".wh.";
     // Of AUFS, which these names come from: about itself.
     let own = |n: &&[u8]| n.starts_with(b".wh..wh.") && *n != b".wh..wh..opq";
@@ -179,12 +187,12 @@ fn whiteout(tree: &mut Tree, names: &[&[u8]]) -> Result<bool, &'static str> {
         return Ok(false);
     };
     if matches!(hidden, b"" | b"." | b"..") {
-        return Err("it removes nothing that has a name");
+        return Err("it removes nothing that has a name".into());
     }
     if let Some(above) = tree.directory(above, false)? {
         match hidden {
-            b".wh..opq" => tree.opaque(above),
-            _ => tree.whiteout(above, hidden),
+            b".wh..opq" => tree.opaque(above)?,
+            _ => tree.whiteout(above, hidden)?,
         }
     }
     Ok(true)
@@ -412,17 +420,18 @@ mod tests {
         layers(["a l>. h=l/l/a h=h"], "a h l");
     }
 
-    /// A short archive does not fill the disk, nor the memory.
+    /// A short archive does not fill the disk: its contents and names have to fit into the file system.
     #[test]
     fn archives_are_bounded() {
-        let all = || std::io::Cursor::new(made("a b"));
-        let within = |contents, memory| {
-            let limits = Limits { contents, memory };
-            let mut tree = Tree::new(&std::env::temp_dir(), false, limits).unwrap();
-            add(&mut tree, all(), Path::new("archive"))
+        let within = |size| {
+            let mut tree = Tree::new(&std::env::temp_dir(), false, Some(size)).unwrap();
+            let archive = std::io::Cursor::new(made("a b"));
+            add(&mut tree, archive, Path::new("archive"))
         };
-        within(10, 10_000).unwrap();
-        assert!(matches!(within(9, 10_000), Err(MkfsError::NoSpace { .. })));
-        assert!(matches!(within(10, 200), Err(MkfsError::Unfit { .. })));
+        within(20).unwrap();
+        for size in [19, 9] {
+            let error = within(size).err().unwrap();
+            assert!(matches!(error, MkfsError::NoSpace { .. }), "{error}");
+        }
     }
 }
