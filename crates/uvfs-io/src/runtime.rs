@@ -18,6 +18,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Once};
@@ -237,6 +238,22 @@ impl Runtime {
             }
         };
         Ok(Self::with(Driver::Ring(ring), shared, wait))
+    }
+
+    /// Prepares for a process that is killed while another one has the descriptor of the ring: the kernel then cancels the
+    /// commands of this thread, as it does by itself for a ring that is closed. `end` stays open until the last operation has
+    /// ended.
+    ///
+    /// # Errors
+    /// When a limit is reached.
+    ///
+    /// # Panics
+    /// Without a ring.
+    pub fn outlives(&self, end: BorrowedFd<'_>) -> io::Result<()> {
+        match &mut *self.core.driver.borrow_mut() {
+            Driver::Ring(ring) => ring.outlives(end),
+            Driver::Pool(_) => unreachable!("a pool has no commands"),
+        }
     }
 
     /// A runtime as it is where io_uring is refused.

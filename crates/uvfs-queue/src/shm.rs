@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// `f_type` of statfs(2) for tmpfs, which memfds without huge pages are on (linux/magic.h).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Where memory can be that has the same address in several programs: no system puts anything there by itself. The second is for
+/// processors with 39 bits of addresses.
+pub const SAME_IN_ALL: [usize; 2] = [0x2000_0000_0000, 0x20_0000_0000];
 
 /// A mapping of a sealed memfd. The other side may change its bytes at any time, so nothing here
 /// hands out a reference to plain memory: bytes are copied, and words are atomics.
@@ -34,6 +38,14 @@ impl SharedMemory {
     /// # Errors
     /// The errors of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
     pub fn create(name: &CStr, len: usize) -> io::Result<Self> {
+        Self::create_at(name, len, None)
+    }
+
+    /// The same at this address.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`]; EEXIST where something else is.
+    pub fn create_at(name: &CStr, len: usize, at: Option<usize>) -> io::Result<Self> {
         let len = len.next_multiple_of(4096);
         // The C library's call, as in `attach::socket`.
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -44,7 +56,7 @@ impl SharedMemory {
         let fd = crate::attach::aside(unsafe { OwnedFd::from_raw_fd(fd) });
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::map(fd, len)
+        Self::map(fd, len, at)
     }
 
     /// Maps a memfd that the other side made, if it is sealed against shrinking and growing and
@@ -53,6 +65,14 @@ impl SharedMemory {
     /// # Errors
     /// `EINVAL` when it is not sealed, of huge pages, empty or too large; otherwise those of mmap(2).
     pub fn open(fd: OwnedFd, max_len: usize) -> io::Result<Self> {
+        Self::open_at(fd, max_len, None)
+    }
+
+    /// The same at this address.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::open`]; EEXIST where something else is.
+    pub fn open_at(fd: OwnedFd, max_len: usize, at: Option<usize>) -> io::Result<Self> {
         let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_owned());
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(|_| bad("shared memory must be a memfd with seals"))?;
@@ -72,23 +92,42 @@ impl SharedMemory {
         if len == 0 || len > max_len || !len.is_multiple_of(4096) {
             return Err(bad("shared memory has an unacceptable size"));
         }
-        Self::map(fd, len)
+        Self::map(fd, len, at)
     }
 
-    fn map(fd: OwnedFd, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    fn map(fd: OwnedFd, len: usize, at: Option<usize>) -> io::Result<Self> {
+        let mut flags = MapFlags::SHARED;
+        flags.set(MapFlags::FIXED_NOREPLACE, at.is_some());
+        let wanted = std::ptr::with_exposed_provenance_mut(at.unwrap_or(0));
+        // SAFETY: a new mapping at an address of the kernel's choice, or where the kernel finds that nothing is, aliases nothing
+        // of ours.
         let ptr = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )?
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(wanted, len, protection, flags, &fd, 0)?
         };
         let ptr = NonNull::new(ptr.cast()).expect("mmap does not return null");
-        Ok(Self { ptr, len, fd })
+        let mapped = Self { ptr, len, fd };
+        match at {
+            // A kernel that does not know the flag takes the address for a wish.
+            Some(at) if mapped.address() != at => Err(rustix::io::Errno::EXIST.into()),
+            _ => Ok(mapped),
+        }
+    }
+
+    /// The address of the first byte.
+    pub fn address(&self) -> usize {
+        self.ptr.addr().get()
+    }
+
+    /// Has the kernel map all pages of a range now. Their bytes stay as they are.
+    ///
+    /// # Errors
+    /// The errors of madvise(2).
+    pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.at(offset, len).cast();
+        // SAFETY: the range is inside of the mapping (checked by `at`), and the advice changes no byte.
+        unsafe { rustix::mm::madvise(start, len, Advice::LinuxPopulateWrite)? };
+        Ok(())
     }
 
     /// The size in bytes.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uvfs_io::ops;
+use uvfs_proto::abi::UNIQUE_RESEND;
 
 use crate::fs::Context;
 
@@ -168,7 +169,7 @@ pub(crate) struct Waits {
 impl Waits {
     pub(crate) fn new(cx: &Context, opcode: u32, node: u64, cause: Cause) -> Self {
         Self {
-            unique: cx.unique,
+            unique: cx.unique & !UNIQUE_RESEND,
             opcode,
             node,
             pid: cx.pid,
@@ -227,6 +228,8 @@ impl Interrupts {
     /// Interrupts a request. EAGAIN when it does not wait (yet). The kernel then sends the INTERRUPT again for as long as
     /// the request is under way, but not for a request of a ring: that one is interrupted here as soon as it waits.
     pub(crate) fn interrupt(&self, unique: u64) -> Result<(), Errno> {
+        // The kernel interrupts a request that it has sent again by either number.
+        let unique = unique & !UNIQUE_RESEND;
         let mut table = self.lock();
         let waker = match table.waiting.get(&unique) {
             Some(waiting) => {

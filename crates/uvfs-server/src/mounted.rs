@@ -11,7 +11,7 @@ use uvfs_sys::process::SignalSet;
 
 use crate::fs::FileSystem;
 use crate::mount::{self, Mount, MountOptions};
-use crate::server::{Server, ServerOptions, Transport};
+use crate::server::{Server, ServerOptions};
 use crate::session::{Session, SessionOptions};
 use crate::signals::{OnSignals, SIGNALS};
 use crate::survive;
@@ -51,6 +51,8 @@ pub struct Options {
     /// anew in each further one, where all memory is as it was at the call. What is to be kept lies in files, or in a
     /// memfd, that the program has opened before; it must not close those. The process must have no other thread at the
     /// call.
+    ///
+    /// The mount is over `/dev/fuse`, or with [`Transport::Uring`](crate::Transport::Uring) over io_uring.
     pub survive: bool,
 }
 
@@ -115,7 +117,6 @@ fn can_survive<F: FileSystem>(fs: &F, options: &Options) -> io::Result<()> {
     let why = match options {
         _ if fs.survive().is_none() => "the file system does not have FileSystem::survive",
         _ if options.mount.auto_unmount => "not with auto_unmount",
-        _ if options.server.transport == Transport::Uring => "not with Transport::Uring",
         _ => return Ok(()),
     };
     let why = format!("Options::survive: {why}");

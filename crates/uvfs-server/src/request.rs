@@ -30,7 +30,8 @@ pub(crate) struct Message {
     pub(crate) input: Payload,
     /// Room for the answer's data. May be the same memory as `input`.
     pub(crate) room: Payload,
-    /// The number of the slot that it is served in, among those of all queues that read from `/dev/fuse`; else 0.
+    /// The number of the slot that it is served in, among those of all queues that read from `/dev/fuse`, or of the entry, in a mount
+    /// that outlives its server; else 0.
     pub(crate) slot: usize,
 }
 
@@ -69,6 +70,20 @@ impl Message {
         let cache = abi::WriteFlags::CACHE.bits();
         self.header.opcode == Opcode::Write as u32
             && arg().is_ok_and(|(arg, _)| arg.size >= size && arg.write_flags & cache != 0)
+    }
+
+    /// Whether it is a READ or WRITE of a file that is open with O_DIRECT.
+    pub(crate) fn is_direct(&self) -> bool {
+        let flags = match Opcode::try_from(self.header.opcode) {
+            Ok(Opcode::Read) => abi::ReadIn::read_from_prefix(self.structure())
+                .map(|(arg, _)| arg.flags)
+                .ok(),
+            Ok(Opcode::Write) => abi::WriteIn::read_from_prefix(self.structure())
+                .map(|(arg, _)| arg.flags)
+                .ok(),
+            _ => None,
+        };
+        flags.is_some_and(|flags| flags & libc::O_DIRECT as u32 != 0)
     }
 
     /// The structure.

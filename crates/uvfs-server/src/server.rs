@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::process::geteuid;
+use rustix::process::{DumpableBehavior, geteuid};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement;
@@ -128,9 +128,10 @@ impl Agreed {
     /// When the chosen transport is not available; the error of the file system's `init`.
     pub fn on<F: FileSystem>(session: &Session<F>, transport: Transport) -> io::Result<Self> {
         let init = session.read_init()?;
-        let transport = match session.ledger() {
-            Some(_) => Transport::Dev,
-            None => transport,
+        // Over io_uring only where that is asked for.
+        let transport = match (session.ledger(), transport) {
+            (Some(_), Transport::Auto) => Transport::Dev,
+            _ => transport,
         };
         let offered = init.offered().flags;
         if session.ledger().is_some() && !offered.contains(InitFlags::HAS_RESEND) {
@@ -187,6 +188,11 @@ impl<F: FileSystem> Server<F> {
         options: ServerOptions,
     ) -> io::Result<Self> {
         let Agreed { uring, fallback } = agreed;
+        if uring && session.ledger().is_some() {
+            // A server that dumps core waits for all threads, also for those that wait in the kernel for the next server: until then
+            // the kernel gives new requests to its entries.
+            rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+        }
         // Signals are for the program's threads.
         let _blocked = SignalSet::blocked(&SIGNALS);
         // First: it closes what an earlier server has left, and with that gives up the locks of names of sockets.
@@ -229,10 +235,10 @@ impl<F: FileSystem> Server<F> {
             start,
             threads: Vec::new(),
         };
-        match uring {
-            true => queues.start_uring()?,
-            false => queues.start_dev()?,
-        }
+        let crew = match uring {
+            true => Some(queues.start_uring()?),
+            false => queues.start_dev().map(|()| None)?,
+        };
         let threads = queues.threads;
         for _ in &threads {
             match started.recv_timeout(START) {
@@ -242,6 +248,9 @@ impl<F: FileSystem> Server<F> {
             }
         }
         if let Some(nodes) = restored {
+            if let (Some(crew), Some(ledger)) = (crew, session.ledger()) {
+                crew.go_on(ledger)?;
+            }
             clean_up(session.clone(), nodes)?;
         }
         Ok(Self {
@@ -328,10 +337,15 @@ impl<F: FileSystem> QueueThreads<'_, F> {
     }
 
     /// A thread for each core's io_uring queue, and one for `/dev/fuse`.
-    fn start_uring(&mut self) -> io::Result<()> {
+    fn start_uring(&mut self) -> io::Result<Arc<uring::Crew<F>>> {
         let queues = mount::possible_cores()?;
         let cores = self.cores.clone();
-        let crew = uring::Crew::new(self.session, cores.len());
+        let crew = uring::Crew::new(self.session, cores.len(), queues)?;
+        let ledger = self.session.ledger();
+        let end = ledger
+            .map(|ledger| ledger.pipe())
+            .transpose()?
+            .map(Arc::new);
         let wait = self.wait;
         for (index, &core) in cores.iter().enumerate() {
             // The queue of a core that this process may not use is served by another core's thread.
@@ -342,11 +356,11 @@ impl<F: FileSystem> QueueThreads<'_, F> {
                 })
                 .map(|queue| queue as u16)
                 .collect();
-            let crew = crew.clone();
+            let (crew, end) = (crew.clone(), end.clone());
             self.start(format!("uvfs-queue-{core}"), move |started| {
                 bind(core);
                 let runtime = Runtime::with_ring(wait)?;
-                uring::run(&runtime, crew, index, ids, started)
+                uring::run(&runtime, crew, index, ids, end, started)
             })?;
         }
         // Forgets, interrupts and what comes before the ring is complete.
@@ -357,12 +371,13 @@ impl<F: FileSystem> QueueThreads<'_, F> {
                 &Runtime::new(wait)?,
                 session,
                 device,
-                0,
+                queues,
                 wait,
                 true,
                 started,
             )
-        })
+        })?;
+        Ok(crew)
     }
 
     /// A thread for each core that reads requests from `/dev/fuse`.

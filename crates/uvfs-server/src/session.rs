@@ -282,7 +282,8 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// The mount outlives this server, whose state is kept in `ledger` ([`survive`](crate::survive)). To be called before
-    /// [`Server::start`](crate::Server::start), which then serves over `/dev/fuse`.
+    /// [`Server::start`](crate::Server::start), which then serves over `/dev/fuse`, or with [`Transport::Uring`](crate::Transport::Uring)
+    /// over io_uring.
     ///
     /// # Errors
     /// EOPNOTSUPP if the file system has no [`FileSystem::survive`].

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 
 /// Signals. Once they are blocked, a thread can wait for them.
 #[derive(Clone, Copy)]
@@ -113,6 +113,25 @@ pub fn fork_sharing_descriptors() -> io::Result<Option<Pid>> {
     // stack, as after fork(2); no pointer is given to the kernel.
     let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     Ok(Pid::from_raw(crate::checked(child)? as i32))
+}
+
+/// As fork(2), but the child has no descriptors, and ends with the parent. It must drop no value that owns one. `None` in the
+/// child.
+///
+/// # Errors
+/// As for [`fork_sharing_descriptors`].
+pub fn fork_without_descriptors() -> io::Result<Option<Pid>> {
+    let child = fork_sharing_descriptors()?;
+    if child.is_none() {
+        let (all, unshare) = (u32::MAX, libc::CLOSE_RANGE_UNSHARE);
+        // SAFETY: the table is the child's own from then on, and its caller promises to use no descriptor.
+        let closed = unsafe { libc::syscall(libc::SYS_close_range, 0u32, all, unshare) };
+        if closed != 0 {
+            std::process::exit(1);
+        }
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
+    Ok(child)
 }
 
 /// The descriptors that are open in this process.

@@ -22,13 +22,15 @@ pub fn kills() -> u32 {
     if full() { 1000 } else { 25 }
 }
 
-/// The process that serves: the last child of the keeper that lives.
+/// The process that serves: the last child of the keeper that lives, but for one that fetches what the kernel has.
 pub fn worker(keeper: u32) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
-    let last = children.split_whitespace().last()?;
-    let serves = fs::read_to_string(format!("/proc/{last}/stat")).ok()?;
+    let stat = |child: &str| fs::read_to_string(format!("/proc/{child}/stat")).ok();
+    let fetches = |child: &&str| stat(child).is_some_and(|stat| stat.contains("(uvfs-fetches)"));
+    let mut children = children.split_whitespace().rev();
+    let last = children.find(|child| !fetches(child))?;
     // The process that looks whether the mount answers ends soon.
-    (!serves.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
+    (!stat(last)?.contains(") Z ")).then(|| Pid::from_raw(last.parse().ok()?))?
 }
 
 /// An example of the package whose test this is, which `./test` builds.

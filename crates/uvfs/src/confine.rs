@@ -249,9 +249,10 @@ const RINGS: &[libc::c_long] = calls! {
     SYS_io_uring_enter SYS_io_uring_register SYS_io_uring_setup
 };
 
-/// A server's: its sockets, and what it does with descriptors that clients hand over.
+/// A server's: its sockets, what it does with descriptors that clients hand over, and the memory that a mount shares with its next
+/// server.
 const SERVING: &[libc::c_long] = calls! {
-    SYS_accept4 SYS_bind SYS_getpeername SYS_getsockname SYS_getsockopt SYS_listen SYS_recvfrom
+    SYS_accept4 SYS_bind SYS_ftruncate SYS_getpeername SYS_getsockname SYS_getsockopt SYS_listen SYS_recvfrom
     SYS_recvmsg SYS_sendmsg SYS_sendto SYS_setsockopt SYS_shutdown SYS_timer_create SYS_timer_delete
     SYS_timer_settime SYS_unlinkat SYS_vmsplice;
     x86_64:

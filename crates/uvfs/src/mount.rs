@@ -191,9 +191,7 @@ fn survives_over(options: &Options) -> Result<Transport> {
         _ if options.passthrough.host_locks => {
             "host_locks: the next server would not have the locks"
         }
-        _ if options.transport == Transport::Uring => {
-            "transport=uring: what a killed server had begun is only sent again over /dev/fuse"
-        }
+        _ if options.transport == Transport::Uring => return Ok(Transport::Uring),
         _ => return Ok(Transport::Dev),
     };
     Err(Error::usage(format!("-o survive: not with {why}")))

@@ -61,6 +61,7 @@ Mount options (-o, comma separated; a later one wins):
                              crashes, another one goes on, and no program sees an error. Implies
                              transport=dev; not with host_locks, auto_unmount, or an image in an
                              object store
+  survive=fast               the same over FUSE-over-io_uring. The server leaves no core dump
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=TIME, entry_timeout=TIME, negative_timeout=TIME
@@ -234,13 +235,13 @@ macro_rules! words {
 const VALUES: &[&str] = words! {
     attr_timeout cache cache_dir cache_size comment dir_mode engine entry_timeout file_mode fsname gid
     helper logdev max_read max_readahead max_write memory negative_timeout passthrough requests slow spin_us
-    subtype timeout transport ttl uhelper uid user wait write
+    subtype survive timeout transport ttl uhelper uid user wait write
 };
 
 /// Words without one, but for those in [`FLAGS`].
 const PLAIN: &[&str] = words! {
     allow_other auto_cache auto_unmount default_permissions direct_io foreground host_locks
-    image kernel_cache metadata nofail nonempty nopassthrough remount survive uncached writeback xdev
+    image kernel_cache metadata nofail nonempty nopassthrough remount uncached writeback xdev
 };
 
 /// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
@@ -516,7 +517,14 @@ impl Options {
             "file_mode" => self.remote.file_mode = Some(permissions(wanted()?)?),
             "dir_mode" => self.remote.dir_mode = Some(permissions(wanted()?)?),
             "foreground" => self.foreground = true,
-            "survive" => self.survive = true,
+            "survive" => {
+                self.survive = true;
+                match value {
+                    None => {}
+                    Some("fast") => self.transport = Transport::Uring,
+                    Some(word) => return Err(unknown_value(word, &["fast"])),
+                }
+            }
             "nofail" => self.nofail = true,
             "remount" => self.remount = true,
             "user" | "comment" | "helper" | "uhelper" => {}

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
@@ -31,6 +31,8 @@ pub(super) struct Ring {
     /// The flags of each wait.
     enter_flags: u32,
     shared: Arc<Shared>,
+    /// See [`Ring::outlives`].
+    second: Option<Box<IoUring>>,
 }
 
 /// Makes the two other system calls of a ring: a sandbox may refuse each of the three.
@@ -81,9 +83,24 @@ impl Ring {
             overflow: VecDeque::new(),
             enter_flags: enter_flags.bits(),
             shared: shared.clone(),
+            second: None,
         };
         ring.arm_bell();
         Ok(ring)
+    }
+
+    /// Prepares for a descriptor of this ring that outlives the thread.
+    ///
+    /// The kernel cancels the commands of a thread that ends only if the thread has an operation under way on a ring. So it
+    /// polls a second one, which it uses for nothing else. The ring holds `end` open as long as any of its operations is under
+    /// way, direct I/O for instance.
+    pub(super) fn outlives(&mut self, end: BorrowedFd<'_>) -> io::Result<()> {
+        self.queues.submitter().register_files(&[end.as_raw_fd()])?;
+        let second = IoUring::new(1)?;
+        let poll = opcode::PollAdd::new(types::Fd(second.as_raw_fd()), libc::POLLIN as u32);
+        self.push(Sqe::from(poll.build().user_data(IGNORED)));
+        self.second = Some(Box::new(second));
+        Ok(())
     }
 
     pub(super) fn register_personality(&self) -> io::Result<u16> {

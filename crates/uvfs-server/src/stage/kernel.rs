@@ -105,8 +105,9 @@ fn token<F: FileSystem>(
 
 /// Gives the kernel all that is in a file, with the answer to its open.
 fn give_contents<F: FileSystem>(session: &Session<F>, node: u64, data: &[u8], since: Since) {
-    // A client may have changed them since they were read.
-    if !session.coherence.tracks() {
+    // A client may have changed them since they were read. In a mount that outlives its server, an earlier server may have the
+    // request that has locked the page.
+    if !session.coherence.tracks() && session.ledger().is_none() {
         let contents = notify::store(node, 0, data);
         session.tell(node, NotifyCode::Store, &contents, data);
         session.coherence.shows_pages(node, since);

@@ -44,7 +44,13 @@ const WRITERS: usize = DEVICES + MOST_DEVICES * WORD;
 /// The arguments of the program that serves: their length, and the bytes, with a 0 after each.
 const ARGS: usize = 4096;
 const MOST_ARGS: usize = HEADER - ARGS - WORD;
-const _: () = assert!(WRITERS + Writers::SIZE <= ARGS);
+/// The memory of the entries of io_uring: its descriptor (0: there is none), its address, and the size of a payload. Behind them
+/// the descriptors of pipes.
+const ENTRIES: usize = WRITERS + Writers::SIZE;
+const PIPES: usize = ENTRIES + 3 * WORD;
+/// As many workers may end while the direct I/O of the first one is under way.
+const MOST_PIPES: usize = 16;
+const _: () = assert!(PIPES + MOST_PIPES * WORD <= ARGS);
 
 /// Bytes of an intent's record, and of its answer.
 const INTENT: usize = 512;
@@ -112,6 +118,15 @@ pub(super) struct Intent {
     pub(super) note: Option<u64>,
     /// What it was answered: the error, or 0, and the body.
     pub(super) answer: Option<(i32, Vec<u8>)>,
+}
+
+/// The memory of the entries of io_uring, as the book has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EntriesAt {
+    pub(super) fd: i32,
+    pub(super) address: usize,
+    /// Bytes of a payload.
+    pub(super) payload: usize,
 }
 
 /// Bits of the second word of an intent.
@@ -303,6 +318,45 @@ impl Book {
             self.set(DEVICES + n * WORD, device as u64);
         }
         self.set(DEVICE_COUNT, devices.len() as u64);
+    }
+
+    /// The memory of the entries of io_uring.
+    pub(super) fn entries(&self) -> io::Result<Option<EntriesAt>> {
+        let (address, payload) = (self.get(ENTRIES + WORD), self.get(ENTRIES + 2 * WORD));
+        match (self.get(ENTRIES), i32::try_from(self.get(ENTRIES))) {
+            (0, _) => Ok(None),
+            (_, Ok(fd)) if payload <= 1 << 32 => Ok(Some(EntriesAt {
+                fd,
+                address: address as usize,
+                payload: payload as usize,
+            })),
+            _ => Err(invalid("entries")),
+        }
+    }
+
+    pub(super) fn set_entries(&self, entries: EntriesAt) {
+        self.set(ENTRIES + WORD, entries.address as u64);
+        self.set(ENTRIES + 2 * WORD, entries.payload as u64);
+        self.set(ENTRIES, entries.fd as u64);
+    }
+
+    /// The pipes that the rings of workers hold an end of: their places, and the descriptors of the other ends.
+    pub(super) fn pipes(&self) -> Vec<(usize, i32)> {
+        let all = (0..MOST_PIPES).map(|place| (place, self.get(PIPES + place * WORD) as i32));
+        all.filter(|(_, fd)| *fd > 0).collect()
+    }
+
+    /// Notes a pipe if there is a place for it.
+    pub(super) fn add_pipe(&self, fd: i32) {
+        let free = (0..MOST_PIPES).find(|place| self.get(PIPES + place * WORD) == 0);
+        if let Some(place) = free {
+            self.set(PIPES + place * WORD, fd as u64);
+        }
+    }
+
+    /// A pipe is closed.
+    pub(super) fn remove_pipe(&self, place: usize) {
+        self.set(PIPES + place * WORD, 0);
     }
 
     fn intent(slot: usize) -> usize {
@@ -723,6 +777,17 @@ mod tests {
         assert_eq!(book.carry(), []);
     }
 
+    /// Pipes are there until they are closed, and no more of them than there is room for.
+    #[test]
+    fn pipes_are_noted() {
+        let book = Book::create().unwrap();
+        (5..100).for_each(|fd| book.add_pipe(fd));
+        assert_eq!(book.pipes().len(), MOST_PIPES);
+        book.remove_pipe(3);
+        book.add_pipe(200);
+        assert_eq!(book.pipes()[2..5], [(2, 7), (3, 200), (4, 9)]);
+    }
+
     /// Memory that is no book leads to errors.
     #[test]
     fn damage_is_found() {
@@ -753,6 +818,15 @@ mod tests {
         assert!(book.devices().is_err());
         book.set(AGREED, 7);
         assert!(book.init().is_err());
+        let entries = EntriesAt {
+            fd: 9,
+            address: 4096,
+            payload: 1 << 20,
+        };
+        book.set_entries(entries);
+        assert_eq!(book.entries().unwrap(), Some(entries));
+        book.set(ENTRIES + 2 * WORD, u64::MAX);
+        assert!(book.entries().is_err());
         book.set(WORD, VERSION + 1);
         let error = book.check().unwrap_err().to_string();
         assert!(error.contains("version is 4"), "{error}");

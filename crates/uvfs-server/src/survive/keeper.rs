@@ -16,8 +16,10 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpgid, kill_process,
     wait as wait_any, waitid,
 };
+use uvfs_queue::placement;
 use uvfs_sys::process::{
-    Orphans, SignalSet, close_on_exec, fork_sharing_descriptors, open_descriptors,
+    Orphans, SignalSet, close_on_exec, fork_sharing_descriptors, fork_without_descriptors,
+    open_descriptors,
 };
 
 use super::book::Book;
@@ -33,6 +35,15 @@ const SOON: Duration = Duration::from_millis(100);
 /// How often a keeper looks whether its worker is dead but for threads that can't die ([`Child::only_notifies`]): no signal
 /// says so.
 const LOOKS: Duration = Duration::from_secs(1);
+
+/// When [`fetch`] calls: more than once, as the first request that the worker answers may wait for one that the kernel still has.
+const FETCHES: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(2),
+    Duration::from_millis(20),
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+];
 
 /// A worker's word that it serves.
 const READY: Signal = Signal::USR1;
@@ -228,6 +239,9 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
             match wait(&worker, &signals) {
                 Happened::Ready => {
                     since = Some(Instant::now());
+                    if before.is_some() && matches!(book.entries(), Ok(Some(_))) {
+                        fetch(mount);
+                    }
                     if !std::mem::replace(&mut serves, true) {
                         if K::REPLACES {
                             book.count_program();
@@ -308,6 +322,26 @@ pub fn keep_plainly(mount: &Mount) -> io::Result<Worker> {
         tracing::error!("{}: {before}; this one goes on", mount.at().display());
     }
     Ok(worker)
+}
+
+/// Has the kernel give out, over io_uring, what programs have asked for while there was no worker. It does so when the next
+/// request of the same core is answered, and not when the next worker registers its entries. So a process calls statfs(2) on each
+/// core. The worker must not: if it is killed, its call ends only when the next worker answers it. The process has no descriptor, as
+/// that of the connection would keep the mount alive that it waits for.
+fn fetch(mount: &Mount) {
+    if !matches!(fork_without_descriptors(), Ok(None)) {
+        return;
+    }
+    let _ = rustix::thread::set_name(c"uvfs-fetches");
+    let cores = placement::allowed_cores().unwrap_or_default();
+    for pause in FETCHES {
+        std::thread::sleep(pause);
+        for &core in &cores {
+            let _ = placement::bind_to_core(core);
+            let _ = rustix::fs::statfs(mount.at());
+        }
+    }
+    std::process::exit(0);
 }
 
 /// Ends the process as the signal does.

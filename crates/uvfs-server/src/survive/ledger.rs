@@ -2,20 +2,23 @@
 
 use std::cmp::Reverse;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use foldhash::{HashMap, HashSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, getppid};
 use rustix::time::ClockId;
 use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
+use uvfs_queue::shm::{SAME_IN_ALL, SharedMemory};
 use uvfs_sys::lock;
 use uvfs_sys::process::Orphans;
 
-use super::book::{self, Book, Head, Intent, Kind, Record};
+use super::book::{self, Book, EntriesAt, Head, Intent, Kind, Record};
 use crate::fs::{
     Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
 };
@@ -95,6 +98,12 @@ pub struct Ledger {
     orphans: Mutex<Option<Orphans>>,
     /// The connections that an earlier worker has left.
     devices: Mutex<Vec<OwnedFd>>,
+    /// The memory of the entries of io_uring that it has left, and the size of a payload.
+    entries: Mutex<Option<(Arc<SharedMemory>, usize)>>,
+    /// Ends of pipes whose other ends the rings of earlier workers hold, and their places in the book.
+    pipes: Mutex<Vec<(usize, OwnedFd)>>,
+    /// The same of this worker.
+    own_pipe: Mutex<Option<OwnedFd>>,
 }
 
 impl std::fmt::Debug for Ledger {
@@ -153,6 +162,9 @@ impl Ledger {
             left: Mutex::default(),
             orphans: Mutex::new(orphans),
             devices: Mutex::default(),
+            entries: Mutex::default(),
+            pipes: Mutex::default(),
+            own_pipe: Mutex::default(),
         }
     }
 
@@ -231,13 +243,63 @@ impl Ledger {
         }
         let made = make()?;
         if made.len() > MOST_QUEUES {
-            return Err(io::Error::other(
-                "survive: there are more cores than it is made for",
-            ));
+            return Err(too_many_cores());
         }
         let numbers: Vec<i32> = made.iter().map(AsRawFd::as_raw_fd).collect();
         self.book.set_devices(&numbers);
         Ok(made)
+    }
+
+    /// The memory of the entries of so many queues of io_uring, `len(payload)` bytes, which is at the same address in each worker;
+    /// and the size of a payload, which is `payload` if there is no earlier worker.
+    pub(crate) fn entries(
+        &self,
+        queues: usize,
+        payload: usize,
+        len: impl Fn(usize) -> usize,
+    ) -> io::Result<(Arc<SharedMemory>, usize)> {
+        // One more reads from `/dev/fuse`.
+        if queues >= MOST_QUEUES {
+            return Err(too_many_cores());
+        }
+        if let Some((memory, payload)) = lock(&self.entries).take() {
+            return match memory.len() == len(payload).next_multiple_of(4096) {
+                true => Ok((memory, payload)),
+                false => Err(book::invalid("the size of the entries")),
+            };
+        }
+        let make = |at| SharedMemory::create_at(c"uvfs-entries", len(payload), Some(at));
+        let [first, second] = SAME_IN_ALL;
+        let memory = make(first).or_else(|_| make(second))?;
+        self.book.set_entries(EntriesAt {
+            fd: memory.as_fd().as_raw_fd(),
+            address: memory.address(),
+            payload,
+        });
+        Ok((Arc::new(memory), payload))
+    }
+
+    /// An end of a pipe for the rings of this worker to hold. Once the last of them is gone, the next worker knows that none of
+    /// their I/O is under way.
+    pub(crate) fn pipe(&self) -> io::Result<OwnedFd> {
+        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        self.book.add_pipe(ours.as_raw_fd());
+        *lock(&self.own_pipe) = Some(ours);
+        Ok(theirs)
+    }
+
+    /// Waits until the rings of earlier workers are gone, at most for so long.
+    pub(crate) fn rings_are_gone(&self, time: Duration) {
+        let deadline = Instant::now() + time;
+        for (place, pipe) in std::mem::take(&mut *lock(&self.pipes)) {
+            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()));
+            let mut pipe = [PollFd::new(&pipe, PollFlags::empty())];
+            if !matches!(left.map(|left| poll(&mut pipe, Some(&left))), Ok(Ok(1))) {
+                tracing::warn!("direct I/O of an earlier server may be under way");
+            }
+            // Before its number can be that of something else.
+            self.book.remove_pipe(place);
+        }
     }
 
     /// The descriptors that the file system of an earlier worker has kept open.
@@ -276,6 +338,22 @@ impl Ledger {
         }
         for device in devices {
             lock(&self.devices).push(orphans.claim(device)?);
+        }
+        if let Some(EntriesAt {
+            fd,
+            address,
+            payload,
+        }) = self.book.entries()?
+        {
+            let memory = SharedMemory::open_at(orphans.claim(fd)?, usize::MAX, Some(address))?;
+            *lock(&self.entries) = Some((Arc::new(memory), payload));
+        }
+        for (place, pipe) in self.book.pipes() {
+            match orphans.claim(pipe) {
+                Ok(pipe) => lock(&self.pipes).push((place, pipe)),
+                // A worker was killed after it noted that it is closed.
+                Err(_) => self.book.remove_pipe(place),
+            }
         }
         let mut left = Left::default();
         for intent in self.book.carry() {
@@ -665,6 +743,10 @@ impl Left {
             _ => drop(self.intents.insert(intent.unique, intent)),
         }
     }
+}
+
+fn too_many_cores() -> io::Error {
+    io::Error::other("survive: there are more cores than it is made for")
 }
 
 /// The time that a file made now gets, in nanoseconds since 1970.

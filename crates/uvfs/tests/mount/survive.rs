@@ -19,6 +19,11 @@ pub fn survives() -> Serve {
     Serve::over(Transport::Dev).option("survive")
 }
 
+/// How to serve one over FUSE-over-io_uring.
+fn survives_fast() -> Serve {
+    Serve::over(Transport::Uring).option("survive=fast")
+}
+
 /// The process that serves: the keeper is the one that was started.
 fn worker(mount: &Mount) -> Option<Pid> {
     outlives::worker(mount.server.pid())
@@ -103,12 +108,12 @@ pub fn while_replaced<T>(mount: &Mount, does: impl FnOnce() -> T) -> T {
 
 /// Whether the machine has what the programs need.
 pub(crate) fn has_load() -> bool {
+    has_load_over(Transport::Dev)
+}
+
+fn has_load_over(transport: Transport) -> bool {
     let long = ["git", "make", "cc", "fio", "tail"].map(Need::Program);
-    has(&[
-        Need::Mount(Transport::Dev),
-        Need::Uvfs,
-        Need::Program("python3"),
-    ]) && (!full() || has(&long))
+    has(&[Need::Mount(transport), Need::Uvfs, Need::Program("python3")]) && (!full() || has(&long))
 }
 
 /// Runs the programs while the server is killed again and again.
@@ -148,11 +153,11 @@ pub(crate) fn die_under_load(mount: &Mount, words: &[&str]) {
     assert!(counts.generation > 20, "{counts:?}");
 }
 
-fn killed_under_load(options: &str, signal: Signal) {
-    if !has_load() {
+fn killed_under_load(serve: &Serve, signal: Signal) {
+    if !has_load_over(serve.transport) {
         return;
     }
-    let served = outlives(&survives().option(options));
+    let served = outlives(serve);
     kill_under_load(&served.mount, all(), signal);
     // The source is what the mount shows.
     let list = |at: &Path| run(Command::new("ls").arg("-AlR").current_dir(at)).ok();
@@ -162,45 +167,55 @@ fn killed_under_load(options: &str, signal: Signal) {
 /// No call fails, and no change is lost or made twice, when the server is killed by `kill -9`.
 #[test]
 fn a_killed_server_is_replaced() {
-    killed_under_load("", Signal::KILL);
+    killed_under_load(&survives(), Signal::KILL);
+}
+
+/// The same over FUSE-over-io_uring.
+#[test]
+fn a_killed_server_is_replaced_fast() {
+    killed_under_load(&survives_fast(), Signal::KILL);
 }
 
 /// The same where the kernel asks the server for all data.
 #[test]
 fn a_killed_server_is_replaced_without_backing_files() {
-    killed_under_load("nopassthrough", Signal::KILL);
+    killed_under_load(&survives().option("nopassthrough"), Signal::KILL);
+}
+
+/// The same over FUSE-over-io_uring.
+#[test]
+fn a_killed_server_is_replaced_fast_without_backing_files() {
+    killed_under_load(&survives_fast().option("nopassthrough"), Signal::KILL);
+}
+
+fn dies_between_two_writes(serve: Serve) {
+    if full() && has_load_over(serve.transport) {
+        let served = outlives(&serve.option("nopassthrough").dies_within(WRITES));
+        die_under_load(&served.mount, &["lists"]);
+    }
 }
 
 /// The same for servers that die between two of their writes: one of the long variants. A long listing is many writes.
 #[test]
 fn a_server_dies_between_two_writes() {
-    if full() && has_load() {
-        let served = outlives(&survives().option("nopassthrough").dies_within(WRITES));
-        die_under_load(&served.mount, &["lists"]);
-    }
+    dies_between_two_writes(survives());
 }
 
-/// A killed server whose notification waits in the kernel for a page, which only the next server can bring, is replaced.
+/// The same over FUSE-over-io_uring.
 #[test]
-fn a_server_that_can_not_die_is_replaced() {
-    can_not_die(Signal::KILL);
+fn a_fast_server_dies_between_two_writes() {
+    dies_between_two_writes(survives_fast());
 }
 
-/// Nor is one waited for that crashes meanwhile: the kernel dumps it once those threads have stopped.
-#[test]
-fn a_server_whose_crash_can_not_end_is_replaced() {
-    can_not_die(Signal::ABORT);
-}
-
-fn can_not_die(signal: Signal) {
+fn can_not_die(serve: Serve, signal: Signal) {
     if !has(&[
-        Need::Mount(Transport::Dev),
+        Need::Mount(serve.transport),
         Need::Uvfs,
         Need::Program("python3"),
     ]) {
         return;
     }
-    let served = Served::new(&survives().option("nopassthrough"));
+    let served = Served::new(&serve.option("nopassthrough"));
     fs::write(served.source.join("hot"), vec![1; 4 << 20]).unwrap();
     let mut python = Command::new("python3");
     python.args(["-c", include_str!("programs/hot.py")]);
@@ -215,10 +230,40 @@ fn can_not_die(signal: Signal) {
     load.wait(SOON).expect("the program ends").ok();
 }
 
+/// A killed server whose notification waits in the kernel for a page, which only the next server can bring, is replaced.
+#[test]
+fn a_server_that_can_not_die_is_replaced() {
+    can_not_die(survives(), Signal::KILL);
+}
+
+/// Nor is one waited for that crashes meanwhile: the kernel dumps it once those threads have stopped.
+#[test]
+fn a_server_whose_crash_can_not_end_is_replaced() {
+    can_not_die(survives(), Signal::ABORT);
+}
+
+/// The same over FUSE-over-io_uring.
+#[test]
+fn a_fast_server_that_can_not_die_is_replaced() {
+    can_not_die(survives_fast(), Signal::KILL);
+}
+
 /// The same when it crashes.
 #[test]
+fn a_fast_server_whose_crash_can_not_end_is_replaced() {
+    can_not_die(survives_fast(), Signal::SEGV);
+}
+
+/// A server that crashes is replaced.
+#[test]
 fn a_crashed_server_is_replaced() {
-    killed_under_load("", Signal::ABORT);
+    killed_under_load(&survives(), Signal::ABORT);
+}
+
+/// The same over FUSE-over-io_uring.
+#[test]
+fn a_fast_server_that_crashes_is_replaced() {
+    killed_under_load(&survives_fast(), Signal::SEGV);
 }
 
 /// A file that only an open descriptor, a mapping, a lock or a working directory leads to is the same afterwards.
@@ -407,12 +452,22 @@ pub(crate) fn upgrade(mount: &Mount) -> Outcome {
 /// No call fails when the program of the server is replaced.
 #[test]
 fn a_replaced_program_goes_on() {
-    if !has_load() {
+    replaced_program_goes_on(survives());
+}
+
+/// The same over FUSE-over-io_uring.
+#[test]
+fn a_fast_program_that_is_replaced_goes_on() {
+    replaced_program_goes_on(survives_fast());
+}
+
+fn replaced_program_goes_on(serve: Serve) {
+    if !has_load_over(serve.transport) {
         return;
     }
     let upgrades = u64::from(outlives::kills());
     // xdev: the server has a mount of the source of its own, which the next program has to take over.
-    let served = outlives(&survives().option("xdev"));
+    let served = outlives(&serve.option("xdev"));
     let time = 2 * PAUSE * upgrades as u32;
     let mut load = load(&served.mount, time, all());
     let keeper = counts(&served.mount).keeper;
@@ -570,7 +625,7 @@ fn what_it_can_not_have_is_refused() {
     for (words, why) in [
         ("survive,auto_unmount", "not with auto_unmount"),
         ("survive,host_locks", "not with host_locks"),
-        ("survive,transport=uring", "not with transport=uring"),
+        ("survive=slow", "is none of fast"),
     ] {
         let outcome = run(uvfs().args(["mount", "-o", words]).arg(&source).arg(&at));
         assert_eq!(outcome.status.code(), Some(2), "{outcome}");
