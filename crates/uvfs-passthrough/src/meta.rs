@@ -207,14 +207,19 @@ impl Source {
     ///
     /// `to_kernel`: the kernel is told, not a client. It checks its callers by these attributes from now on.
     fn tell(&self, inode: &Inode, st: &Statx, to_kernel: bool) -> Duration {
+        let set_id = inode.is_regular() && has_set_id(st);
+        if set_id
+            && !std::mem::replace(&mut inode.state().set_id, true)
+            && let Some(session) = self.session.get()
+        {
+            session.save_again(inode.node, &mut |to| Ok(self.save_inode(inode.node, to)?));
+        }
         let mut state = inode.state();
         if to_kernel {
             state.access = Some(Access::of(st));
         }
         if inode.is_regular() {
-            let set_id = has_set_id(st);
             let now = Told::of(st);
-            state.set_id |= set_id;
             if state.is_mappable() || set_id && state.backing.is_some() {
                 state.told = None;
                 return Duration::ZERO;

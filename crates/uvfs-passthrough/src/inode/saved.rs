@@ -12,6 +12,8 @@ use crate::Source;
 use crate::mount::Mount;
 use crate::sys::{self, FileHandle, Result};
 
+/// A bit beside the nanoseconds of a time: see [`State::set_id`](super::State::set_id).
+const SET_ID: u64 = 1 << 31;
 /// No descriptor.
 const NONE: RawFd = -1;
 
@@ -19,7 +21,11 @@ impl Source {
     pub(crate) fn save_inode(&self, node: Node, to: &mut Vec<u8>) -> Result<()> {
         let inode = self.inode(node)?;
         let number = |fd: &dyn AsFd| fd.as_fd().as_raw_fd();
-        let kept = inode.state().kept.clone();
+        let (kept, set_id) = {
+            let state = inode.state();
+            (state.kept.clone(), state.set_id)
+        };
+        let flag = if set_id { SET_ID } else { 0 };
         let fds = [
             inode.mount.fd.as_ref().map(|fd| number(fd)),
             inode.held.as_ref().map(|fd| number(fd)),
@@ -30,7 +36,7 @@ impl Source {
             inode.key.ino,
             u64::from(inode.key.device.0) << 32 | u64::from(inode.key.device.1),
             inode.born.0 as u64,
-            u64::from(inode.kind) << 32 | u64::from(inode.born.1),
+            u64::from(inode.kind) << 32 | u64::from(inode.born.1) | flag,
         ];
         to.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
         to.extend(fds.iter().flat_map(|fd| fd.unwrap_or(NONE).to_ne_bytes()));
@@ -62,6 +68,8 @@ impl Source {
             }
         };
         let device = ((device >> 32) as u32, device as u32);
+        let set_id = kind & SET_ID != 0;
+        let kind = kind & !SET_ID;
         let since = (born as i64, kind as u32);
         // Claims a descriptor, if it is of this inode: another's stays for that one.
         let own = |fd: RawFd, orphans: &mut Orphans| {
@@ -121,7 +129,7 @@ impl Source {
             // The kernel may have cached anything of the file, by any kind of open.
             let mut state = inode.state();
             state.was_backed = true;
-            state.set_id = inode.is_regular();
+            state.set_id = set_id;
         }
         self.inodes.restore(inode.clone(), lookups)?;
         if let Ok(kept) = own(kept, orphans) {

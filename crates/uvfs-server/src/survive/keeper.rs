@@ -33,8 +33,8 @@ const MOST_CRASHES: u32 = 10;
 const SOON: Duration = Duration::from_millis(100);
 
 /// How often a keeper looks whether its worker is dead but for threads that can't die ([`Child::only_notifies`]): no signal
-/// says so.
-const LOOKS: Duration = Duration::from_secs(1);
+/// says so. Programs wait that much longer then. It costs a call and a look at memory.
+const LOOKS: Duration = Duration::from_millis(100);
 
 /// When [`fetch`] calls: more than once, as the first request that the worker answers may wait for one that the kernel still has.
 const FETCHES: [Duration; 5] = [
@@ -408,11 +408,14 @@ impl Child {
     /// If it is killed, its other threads are dead by then. If it crashes, one of them waits to dump all threads, and the
     /// others, which are dead or idle, wait for that.
     fn only_notifies(&self) -> Option<End> {
+        let noted = self.writers.all();
+        if noted.is_empty() {
+            return None;
+        }
         let process = PathBuf::from(format!("/proc/{}", self.pid));
         let number = |name: OsString| name.to_str().and_then(|name| name.parse().ok());
         let tasks = std::fs::read_dir(process.join("task")).ok()?;
         let tasks = tasks.flatten().flat_map(|task| number(task.file_name()));
-        let noted = self.writers.all();
         let (writers, others): (Vec<u64>, Vec<u64>) = tasks.partition(|task| noted.contains(task));
         if writers.is_empty() {
             return None;
