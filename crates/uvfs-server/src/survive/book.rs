@@ -50,7 +50,9 @@ const ENTRIES: usize = WRITERS + Writers::SIZE;
 const PIPES: usize = ENTRIES + 3 * WORD;
 /// As many workers may end while the direct I/O of the first one is under way.
 const MOST_PIPES: usize = 16;
-const _: () = assert!(PIPES + MOST_PIPES * WORD <= ARGS);
+/// How many intents were carried so far.
+const NEXT_CARRIED: usize = PIPES + MOST_PIPES * WORD;
+const _: () = assert!(NEXT_CARRIED + WORD <= ARGS);
 
 /// Bytes of an intent's record, and of its answer.
 const INTENT: usize = 512;
@@ -423,23 +425,20 @@ impl Book {
     /// Takes the intents that earlier workers left. They stay in the book, apart from the slots, until
     /// [`Book::settle`]: this worker may be killed before the kernel has sent them again.
     pub(super) fn carry(&self) -> Vec<Intent> {
-        let mut free: Vec<usize> = (SLOTS..SLOTS + CARRIED).collect();
-        let mut all = Vec::new();
-        free.retain(|&slot| {
-            all.extend(self.read_intent(slot));
-            self.get(Self::intent(slot)) == 0
-        });
+        let carried = SLOTS..SLOTS + CARRIED;
+        let mut all: Vec<_> = carried.flat_map(|slot| self.read_intent(slot)).collect();
         for slot in 0..SLOTS {
             let Some(intent) = self.read_intent(slot) else {
                 continue;
             };
-            // More are under way than there is room for only if there are more than 64 cores.
-            if let Some(to) = free.pop() {
-                let mut record = [0; INTENT];
-                self.0.read(Self::intent(slot), &mut record);
-                self.0.write(Self::intent(to) + WORD, &record[WORD..]);
-                self.set(Self::intent(to), intent.unique);
-            }
+            // One after another, so that the oldest ones make room: a request that is still under way has a newer one since.
+            let to = SLOTS + self.get(NEXT_CARRIED) as usize % CARRIED;
+            let mut record = [0; INTENT];
+            self.0.read(Self::intent(slot), &mut record);
+            self.set(Self::intent(to), 0);
+            self.0.write(Self::intent(to) + WORD, &record[WORD..]);
+            self.set(Self::intent(to), intent.unique);
+            self.set(NEXT_CARRIED, self.get(NEXT_CARRIED).wrapping_add(1));
             self.set(Self::intent(slot), 0);
             all.push(intent);
         }
@@ -786,6 +785,20 @@ mod tests {
         book.remove_pipe(3);
         book.add_pipe(200);
         assert_eq!(book.pipes()[2..5], [(2, 7), (3, 200), (4, 9)]);
+    }
+
+    /// However many workers end before it is settled, the last intents are there.
+    #[test]
+    fn the_last_intents_are_carried() {
+        let book = Book::create().unwrap();
+        for unique in 1..=CARRIED as u64 + 9 {
+            book.begin(3, unique, 7);
+            let carried = book.carry();
+            assert!(carried.iter().any(|intent| intent.unique == unique));
+        }
+        let carried: Vec<_> = book.carry().iter().map(|intent| intent.unique).collect();
+        assert_eq!(carried.len(), CARRIED);
+        assert!(!carried.contains(&9) && carried.contains(&10));
     }
 
     /// Memory that is no book leads to errors.
