@@ -24,7 +24,7 @@ fn counts(mount: &Mount) -> SurviveReport {
 }
 
 /// Programs that read all of the mount, for so long.
-fn load(mount: &Mount, time: Duration) -> Running {
+pub fn load(mount: &Mount, time: Duration) -> Running {
     Running::start(
         Command::new("python3")
             .args(["-c", include_str!("programs/reads.py")])
@@ -34,7 +34,7 @@ fn load(mount: &Mount, time: Duration) -> Running {
 }
 
 /// Kills the server, and replaces its program, while programs read.
-pub fn replaced_under_load(mount: &Mount) {
+fn replaced_under_load(mount: &Mount) {
     let time = PAUSE * (kills() + 8 * UPGRADES as u32);
     let mut load = load(mount, time);
     let began = Instant::now();
