@@ -238,7 +238,7 @@ fn a_killed_server_of_an_image_in_a_store_is_replaced() {
     let mut mount = Mount::new(&serve, Path::new(&uri), &at);
     let describe = || mount.run(&mut describe(&at, false)).ok();
     let before = describe();
-    let load = survive::load(&mount, Duration::from_secs(12));
+    let mut load = survive::load(&mount, Duration::from_secs(12));
     for turn in 0..6 {
         // The last server has begun to serve.
         assert!(!at.join("missing").exists());
