@@ -11,10 +11,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::time::ClockId;
 use uvfs_proto::abi::{
     EXPIRE_ONLY, NotifyCode, NotifyDeleteOut, NotifyInvalEntryOut, NotifyInvalInodeOut,
     NotifyPollWakeupOut, NotifyPruneOut, NotifyRetrieveOut, NotifyStoreOut,
@@ -53,8 +54,10 @@ pub struct Notifier {
     writers: Arc<OnceLock<Writers>>,
 }
 
-/// Numbers retrievals; apart from the kernel's even numbers of requests.
-static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
+/// Numbers retrievals; apart from the kernel's even numbers of requests, and from the numbers of an earlier server of the mount,
+/// whose data may still come.
+static RETRIEVALS: LazyLock<AtomicU64> =
+    LazyLock::new(|| AtomicU64::new(uvfs_sys::nanoseconds(ClockId::Boottime) | 1));
 
 /// The threads that write a notification now, in memory that the keeper of a mount sees, too: the kernel may have such a
 /// thread wait for an answer, and lets no signal end that.

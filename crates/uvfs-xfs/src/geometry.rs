@@ -203,6 +203,9 @@ fn check_groups(sb: &Superblock, inopblog: u8) -> Result<u8> {
     Ok(agblklog)
 }
 
+/// The largest stripe unit of a log that Linux mounts, in bytes: that of its largest record (XLOG_MAX_RECORD_BSIZE).
+const MAX_LOG_UNIT: u32 = 256 << 10;
+
 impl Geometry {
     /// Takes the geometry from a superblock that [`check_superblock`] passed.
     ///
@@ -252,6 +255,9 @@ impl Geometry {
         let log = g.logstart == 0 || g.fsb(g.logstart).is_some_and(fits);
         let inside = "a log inside one allocation group";
         require(log, "sb_logstart", inside, g.logstart)?;
+        let units = g.logsunit <= 1 || g.logsunit.is_multiple_of(block_size);
+        let unit = units && g.logsunit <= MAX_LOG_UNIT;
+        require(unit, "sb_logsunit", "blocks of 256 KiB at most", g.logsunit)?;
         Ok(g)
     }
 

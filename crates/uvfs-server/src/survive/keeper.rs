@@ -10,8 +10,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, fstatfs, statfs};
 use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpgid, kill_process,
     wait as wait_any, waitid,
@@ -28,7 +29,7 @@ use crate::mount::Mount;
 use crate::notify::Writers;
 use crate::signals::SIGNALS;
 
-/// So many workers in a row may crash before they have served for [`SOON`].
+/// So many workers in a row may crash before they have served for [`SOON`], and ten times as many may be killed before they serve.
 const MOST_CRASHES: u32 = 10;
 const SOON: Duration = Duration::from_millis(100);
 
@@ -46,7 +47,7 @@ const FETCHES: [Duration; 5] = [
 ];
 
 /// A worker's word that it serves.
-const READY: Signal = Signal::USR1;
+pub(super) const READY: Signal = Signal::USR1;
 /// Asks for another program.
 const UPGRADE: Signal = Signal::USR2;
 
@@ -70,9 +71,7 @@ impl Worker {
 
     /// Says that the mount answers. From the first worker's word on, the next one serves it if a worker is killed.
     pub fn ready(&self) {
-        if let Some(keeper) = self.ledger.keeper() {
-            let _ = kill_process(keeper, READY);
-        }
+        self.ledger.is_ready();
     }
 }
 
@@ -238,8 +237,9 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
         let ended = loop {
             match wait(&worker, &signals) {
                 Happened::Ready => {
-                    since = Some(Instant::now());
-                    if before.is_some() && matches!(book.entries(), Ok(Some(_))) {
+                    // Also when it has another entry of io_uring.
+                    let again = since.replace(since.unwrap_or_else(Instant::now)).is_some();
+                    if (again || before.is_some()) && matches!(book.entries(), Ok(Some(_))) {
                         fetch(mount);
                     }
                     if !std::mem::replace(&mut serves, true) {
@@ -292,13 +292,18 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
             let _ = mount.detach();
             end_by(signal);
         }
-        let soon = since.is_none_or(|since| since.elapsed() < SOON) && signal != libc::SIGKILL;
-        crashes = if soon { crashes + 1 } else { 0 };
+        // In tenths of a crash. What kills a worker may have other reasons than the worker.
+        crashes = match since {
+            None if signal == libc::SIGKILL => crashes + 1,
+            Some(_) if signal == libc::SIGKILL => 0,
+            Some(since) if since.elapsed() >= SOON => 0,
+            _ => crashes + 10,
+        };
         let how = format!("the server, process {pid}, was ended by signal {signal}");
-        if !serves || crashes == MOST_CRASHES {
+        if !serves || crashes >= MOST_CRASHES * 10 {
             let gone = mount.detach();
             let at = mount.at().display();
-            tracing::error!(%how, crashes, ?gone, "{at}: the mount ends");
+            tracing::error!(%how, ?gone, "{at}: the mount ends");
             std::process::exit(1);
         }
         before = Some(how);
@@ -325,20 +330,26 @@ pub fn keep_plainly(mount: &Mount) -> io::Result<Worker> {
 }
 
 /// Has the kernel give out, over io_uring, what programs have asked for while there was no worker. It does so when the next
-/// request of the same core is answered, and not when the next worker registers its entries. So a process calls statfs(2) on each
-/// core. The worker must not: if it is killed, its call ends only when the next worker answers it. The process has no descriptor, as
-/// that of the connection would keep the mount alive that it waits for.
+/// request of the same core is answered, and not when a worker registers entries. So a process calls statfs(2) on each core. The
+/// worker must not: if it is killed, its call ends only when the next worker answers it. The process has no descriptor, as that of
+/// the connection would keep the mount alive that it waits for. It asks by a copy of the mount, if it may have one (CAP_SYS_ADMIN):
+/// a call under way would have umount(8) fail.
 fn fetch(mount: &Mount) {
     if !matches!(fork_without_descriptors(), Ok(None)) {
         return;
     }
     let _ = rustix::thread::set_name(c"uvfs-fetches");
     let cores = placement::allowed_cores().unwrap_or_default();
+    let copied = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     for pause in FETCHES {
         std::thread::sleep(pause);
+        let copy = open_tree(CWD, mount.at(), copied).ok();
         for &core in &cores {
             let _ = placement::bind_to_core(core);
-            let _ = rustix::fs::statfs(mount.at());
+            let _ = match &copy {
+                Some(copy) => fstatfs(copy),
+                None => statfs(mount.at()),
+            };
         }
     }
     std::process::exit(0);

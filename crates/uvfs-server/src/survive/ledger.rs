@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use foldhash::{HashMap, HashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, getppid};
+use rustix::process::{Pid, getppid, kill_process};
 use rustix::time::ClockId;
 use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
@@ -19,6 +19,7 @@ use uvfs_sys::lock;
 use uvfs_sys::process::Orphans;
 
 use super::book::{self, Book, EntriesAt, Head, Intent, Kind, Record};
+use super::keeper::READY;
 use crate::fs::{
     Again, Errno, FileSystem, Handle, MOST_SAVED, Node, OFlags, ROOT, Survive, Unlinked,
 };
@@ -172,6 +173,13 @@ impl Ledger {
     pub fn keeper(&self) -> Option<Pid> {
         // Another process is then this one's parent, which is not always the first one.
         getppid().filter(|parent| *parent == self.keeper)
+    }
+
+    /// Tells the keeper that this worker serves, or has another entry of io_uring.
+    pub(crate) fn is_ready(&self) {
+        if let Some(keeper) = self.keeper() {
+            let _ = kill_process(keeper, READY);
+        }
     }
 
     /// Where the threads that notify are noted.

@@ -614,6 +614,10 @@ async fn serve_entry<F: FileSystem>(
             another.populate();
             let task = serve_entry(crew.clone(), here, another, Begin::Register);
             runtime::spawn(Box::pin(task) as std::pin::Pin<Box<dyn Future<Output = ()>>>);
+            if let Some(ledger) = session.ledger() {
+                // What waits for an entry is to get this one.
+                ledger.is_ready();
+            }
         }
         if result < 0 {
             match Errno::from_raw_os_error(-result) {

@@ -106,12 +106,6 @@ pub fn while_replaced<T>(mount: &Mount, does: impl FnOnce() -> T) -> T {
     outcome.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Whether a test of such a mount runs. Over io_uring they are long variants: on a busy machine umount(8) may find the mount in use
-/// soon after its server was replaced.
-fn is_tried(serve: &Serve) -> bool {
-    serve.transport == Transport::Dev || full()
-}
-
 /// Whether the machine has what the programs need.
 pub(crate) fn has_load() -> bool {
     has_load_over(Transport::Dev)
@@ -160,7 +154,7 @@ pub(crate) fn die_under_load(mount: &Mount, words: &[&str]) {
 }
 
 fn killed_under_load(serve: &Serve, signal: Signal) {
-    if !is_tried(serve) || !has_load_over(serve.transport) {
+    if !has_load_over(serve.transport) {
         return;
     }
     let served = outlives(serve);
@@ -219,7 +213,7 @@ fn can_not_die(serve: Serve, signal: Signal) {
         Need::Uvfs,
         Need::Program("python3"),
     ];
-    if !is_tried(&serve) || !has(&needs) {
+    if !has(&needs) {
         return;
     }
     let served = Served::new(&serve.option("nopassthrough"));
@@ -474,7 +468,7 @@ fn a_fast_program_that_is_replaced_goes_on() {
 }
 
 fn replaced_program_goes_on(serve: Serve) {
-    if !is_tried(&serve) || !has_load_over(serve.transport) {
+    if !has_load_over(serve.transport) {
         return;
     }
     let upgrades = u64::from(outlives::kills());
