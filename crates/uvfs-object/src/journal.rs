@@ -20,6 +20,8 @@ use uvfs_io::ops;
 use uvfs_server::fs::Errno;
 
 const NAME: &str = "journal";
+/// Where it is written anew.
+const NEW: &str = "journal.tmp";
 const MAGIC: &[u8; 8] = b"uvfsjnl1";
 /// The bytes of a frame before its record.
 const HEAD: usize = 16;
@@ -67,7 +69,14 @@ impl Journal {
             bytes: records.values().map(|record| length(record)).sum(),
             limit: 0,
         };
-        state.rewrite(dir)?;
+        match state.rewrite(dir) {
+            // A full disk has room for what it has.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                let _ = std::fs::remove_file(dir.join(NEW));
+                state.go_on(dir, records, error)?;
+            }
+            done => done?,
+        }
         Ok(Self {
             dir: dir.to_owned(),
             state: Mutex::new(state),
@@ -151,7 +160,7 @@ impl State {
 
     /// Writes what counts into a new file, and has the disk get it before it takes the old one's place.
     fn rewrite(&mut self, dir: &Path) -> io::Result<()> {
-        let (new, place) = (dir.join("journal.tmp"), dir.join(NAME));
+        let (new, place) = (dir.join(NEW), dir.join(NAME));
         let mut how = OpenOptions::new();
         how.write(true).create(true).truncate(true).mode(0o600);
         let file = how.open(&new)?;
@@ -166,40 +175,59 @@ impl State {
         uvfs_sys::dying::may_die();
         std::fs::rename(new, place)?;
         File::open(dir)?.sync_all()?;
+        self.writes_to(file, MAGIC.len() as u64 + self.bytes)
+    }
+
+    /// Goes on with the file that is there, if it has these records. Else this fails for the reason that it is called for.
+    fn go_on(&mut self, dir: &Path, records: &Records, why: io::Error) -> io::Result<()> {
+        let (found, end, _) = scan(dir)?;
+        if found != *records || end == 0 {
+            return Err(why);
+        }
+        let file = OpenOptions::new().write(true).open(dir.join(NAME))?;
+        file.set_len(end)?;
+        file.sync_all()?;
+        self.writes_to(file, end)
+    }
+
+    fn writes_to(&mut self, file: File, end: u64) -> io::Result<()> {
         self.data = data(&file)?;
         self.file = Arc::new(file);
-        self.end = MAGIC.len() as u64 + self.bytes;
-        self.synced = self.end;
-        self.limit = LENGTH.max(TIMES * self.end);
+        (self.end, self.synced) = (end, end);
+        self.limit = LENGTH.max(TIMES * end);
         Ok(())
     }
 }
 
 /// Reads the journal of a directory, if there is one. Says whether there is more in the file, which is no frame.
 pub(crate) fn read(dir: &Path) -> io::Result<(Records, bool)> {
+    let (records, end, len) = scan(dir)?;
+    Ok((records, end < len))
+}
+
+/// The records of a directory's journal, where its frames end, and how long the file is.
+fn scan(dir: &Path) -> io::Result<(Records, u64, u64)> {
     let mut records = Records::new();
     let file = match File::open(dir.join(NAME)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((records, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((records, 0, 0)),
         file => file?,
     };
-    let left = file.metadata()?.len();
+    let (mut end, len) = (0, file.metadata()?.len());
     let mut from = BufReader::new(file);
     let mut magic = [0; MAGIC.len()];
     if take(&mut from, &mut magic)? && magic == *MAGIC {
-        let mut left = left - MAGIC.len() as u64;
-        while left > 0 {
-            let Some((number, record)) = next(&mut from)? else {
-                return Ok((records, true));
-            };
-            left = left.saturating_sub(length(&record));
+        end = MAGIC.len() as u64;
+        while end < len
+            && let Some((number, record)) = next(&mut from)?
+        {
+            end += length(&record);
             match record.is_empty() {
                 true => drop(records.remove(&number)),
                 false => drop(records.insert(number, record)),
             }
         }
-        return Ok((records, false));
     }
-    Ok((records, left > 0))
+    Ok((records, end, len))
 }
 
 /// Removes the journal of a directory, or leaves these records in it.

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -116,12 +117,33 @@ pub(crate) struct Store {
     conditions: bool,
     /// The longest key in bytes.
     key_max: usize,
+    /// The longest name in bytes.
+    name_max: usize,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
     /// Held while requests of an earlier server of the mount may be under way.
     earlier: Arc<RwLock<()>>,
     /// When the store answered last.
     answered: Arc<Mutex<Instant>>,
+}
+
+/// Where a directory of the host has what is put until it is whole. Listings don't show it.
+pub(crate) const PUTS: &str = ".uvfs-puts/";
+/// OpenDAL's option for that directory, in which a name has nine bytes more.
+const ATOMIC: &str = "atomic_write_dir";
+const PUT_NAME_MAX: usize = 255 - 9;
+/// What is older belongs to no put that is under way.
+const CUT_OFF: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Removes what servers that were killed have left of their puts.
+fn remove_cut_off(puts: &Path) {
+    for entry in std::fs::read_dir(puts).into_iter().flatten().flatten() {
+        let written = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = written.ok().and_then(|written| written.elapsed().ok());
+        if age.is_some_and(|age| age > CUT_OFF) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// The store's own message of an error. OpenDAL's text begins with what OpenDAL was doing, and what the store answered.
@@ -202,7 +224,15 @@ impl Store {
     /// Connects to the store of a URI such as `s3://bucket/prefix?region=eu-west-1`. Whether it answers is seen with the
     /// first request.
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
-        let uri = OperatorUri::new(uri, []).map_err(io::Error::other)?;
+        let parsed = |options| OperatorUri::new(uri, options).map_err(io::Error::other);
+        let mut uri = parsed(None)?;
+        let through_another = uri.scheme() == "fs" && options.writes != Writes::No;
+        if through_another {
+            let root = uri.option("root").or(uri.root()).unwrap_or_default();
+            let puts = format!("/{}/{PUTS}", root.trim_matches('/'));
+            remove_cut_off(Path::new(&puts));
+            uri = parsed(Some((ATOMIC.to_owned(), puts)))?;
+        }
         let operator = operator(&uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
         let counters = Arc::new(Counters::default());
@@ -248,6 +278,10 @@ impl Store {
             counters,
             conditions,
             key_max,
+            name_max: match through_another {
+                true => PUT_NAME_MAX,
+                false => usize::MAX,
+            },
             timeout: options.timeout,
             earlier: Arc::default(),
             answered: Arc::new(Mutex::new(Instant::now())),
@@ -256,7 +290,8 @@ impl Store {
 
     /// Whether an object may have this key.
     pub(crate) fn takes(&self, key: &str) -> bool {
-        key.len() <= self.key_max
+        let name = key.trim_end_matches('/').rsplit('/').next();
+        key.len() <= self.key_max && name.is_some_and(|name| name.len() <= self.name_max)
     }
 
     /// A name that tells this store from others, also from a bucket of the same name at another service.
@@ -402,7 +437,7 @@ impl Store {
             };
             let path = entry.path();
             // The directory itself, if it has a marker.
-            if path == directory || !is_below(path, directory) {
+            if path == directory || path == PUTS || !is_below(path, directory) {
                 continue;
             }
             let below = &path[directory.len()..];

@@ -19,7 +19,7 @@ use uvfs_server::fs::{Error, Result};
 
 use crate::map::piece_log;
 use crate::posix::Posix;
-use crate::store::{Store, Version, failed, is_below};
+use crate::store::{PUTS, Store, Version, failed, is_below};
 
 /// Bytes of one part of an upload, at least. Smaller objects are put by one request.
 pub(crate) const PART: u64 = 8 << 20;
@@ -421,7 +421,18 @@ impl Store {
     /// Copies an object, and gives the copy's version.
     pub(crate) async fn copy(&self, from: &str, to: &str, size: u64) -> Result<Version> {
         self.earlier_ended().await;
-        let copy = (self.uploads).copy_options(from, to, CopyOptions::default());
+        let copy = async {
+            let part = format!("{PUTS}{:016x}", random());
+            // In a directory of the host a copy grows.
+            let grows = self.uploads.info().scheme() == "fs";
+            let first = if grows { part.as_str() } else { to };
+            let answer = (self.uploads).copy_options(from, first, CopyOptions::default());
+            let answer = answer.await?;
+            if grows {
+                self.uploads.rename(first, to).await?;
+            }
+            Ok(answer)
+        };
         match self.uploaded(copy).await {
             Ok(answer) => self.version_of(to, &answer, size).await,
             Err(error) => Err(failed(from, error)),
@@ -520,8 +531,7 @@ impl Store {
 
     /// Tries by an object of its own which conditions of puts the store keeps, and whether it may be written at all.
     pub(crate) async fn probe(&self) -> Result<Conditions> {
-        let random = RandomState::new().build_hasher().finish();
-        let key = format!(".uvfs-{random:016x}");
+        let key = format!(".uvfs-{:016x}", random());
         let put = async |etag: Option<&str>| {
             let how = WriteOptions {
                 if_not_exists: etag.is_none(),
@@ -538,7 +548,8 @@ impl Store {
             Ok(_) => Ok(false),
         };
         let (mut kept, mut ignored) = (Conditions::default(), Vec::new());
-        if can.write_with_if_not_exists {
+        // OpenDAL looks in a directory of the host before it writes, not as it renames what it wrote.
+        if can.write_with_if_not_exists && self.uploads.info().scheme() != "fs" {
             put(None).await.map_err(|error| failed(&key, error))?;
             kept.if_none_match = refused(put(None).await)?;
             if !kept.if_none_match {
@@ -569,6 +580,10 @@ impl Store {
         self.remove(&key).await?;
         Ok(kept)
     }
+}
+
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// The hash of a file.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::survive::{
-    WRITES, counts, die_under_load, has_load, is_kept, kill_under_load, replaced, upgrade,
+    WRITES, counts, die_under_load, has_load, is_kept, kill_under_load, replaced, survives, upgrade,
 };
 
 /// Names that only a conflict, or a server that did not go on with what it had, leaves.
@@ -103,6 +103,70 @@ fn requests_of_a_killed_server_come_first() {
     std::thread::sleep(LATE);
     assert_eq!(names(), ["p/other"]);
     assert_eq!(left_beside(&store.fake), Vec::<String>::new());
+}
+
+/// A put to a directory of the host is seen whole or not at all, and the next server knows which. It has no other way to tell
+/// than what is there.
+#[test]
+fn a_killed_server_of_a_directory_of_the_host_is_replaced() {
+    if !has_load() {
+        return;
+    }
+    for writes in ["write=close", "write=back"] {
+        let scratch = Scratch::new();
+        let (dir, at) = (scratch.dir("store"), scratch.dir("mount"));
+        let cache = format!("cache_dir={}", scratch.path("cache").display());
+        let serve = survives().option(writes).option(&cache);
+        let mount = Mount::new(&serve, Path::new(&format!("fs://{}", dir.display())), &at);
+        is_kept(&mount);
+        kill_under_load(&mount, &[WITHOUT], Signal::KILL);
+        let appended = fs::read(at.join("appended")).unwrap();
+        assert!(!names_in(&at).contains(&".uvfs-puts".to_owned()));
+        mount.unmount();
+        assert!(fs::read(dir.join("appended")).unwrap() == appended);
+        let names = names_in(&dir);
+        let is_left = |name: &&String| name.contains(".conflict-") || name.contains(".interrupted");
+        assert_eq!(names.iter().find(is_left), None);
+    }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    names
+        .map(|entry| name(entry).into_string().unwrap())
+        .collect()
+}
+
+/// A server that finds the disk of its cache full goes on with what is there.
+#[test]
+fn a_full_disk_does_not_end_the_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = scratch.tmpfs("disk", "16m");
+    let cache = format!("cache_dir={}", disk.display());
+    let store = outlives(&["survive,write=back,nofsync", &cache], |_| {});
+    let mut open = File::create(store.at("open")).unwrap();
+    std::io::Write::write_all(&mut open, b"before").unwrap();
+    fs::write(store.at("closed"), "closed").unwrap();
+    let filler = disk.join("filler");
+    let full = fs::write(&filler, vec![1; 20 << 20]).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    replaced(&store.mount, Signal::KILL);
+    assert_eq!(fs::read(store.at("closed")).unwrap(), b"closed");
+    assert_eq!(fs::read(store.at("open")).unwrap(), b"before");
+    fs::remove_file(filler).unwrap();
+    std::io::Write::write_all(&mut open, b" and after").unwrap();
+    drop(open);
+    fs::write(store.at("new"), "new").unwrap();
+    let InMemory { mount, fake, .. } = store;
+    mount.unmount();
+    let contents = |key: &str| fake.bucket().objects[key].contents.to_vec();
+    assert_eq!(contents("p/open"), b"before and after");
+    assert_eq!(contents("p/closed"), b"closed");
+    assert_eq!(contents("p/new"), b"new");
 }
 
 /// The version that a program has open is read to its end, though the store has another one by now, and what is cached is not
