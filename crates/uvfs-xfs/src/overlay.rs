@@ -35,6 +35,10 @@ const SECTOR: usize = 512;
 const FETCHED: usize = 256;
 /// Bytes of one write.
 const MAX_WRITE: usize = 1 << 20;
+/// Bytes that are compared with the disk at a time.
+const MAX_COMPARED: usize = 128 << 10;
+/// Changed sectors are read at once if fewer than so many are between them.
+const NEAR: u64 = 64;
 /// Most bytes of what was read that are kept.
 const MAX_REMEMBERED: usize = 16 << 20;
 
@@ -265,11 +269,47 @@ impl Overlay {
             return true;
         }
         let sectors = self.sectors.read().expect("no holder panics");
-        let mut old = [0; SECTOR];
-        sectors.map.iter().any(|(at, new)| {
-            let read = self.base.read_data(at * SECTOR as u64, &mut old);
-            read.is_err() || !sectors.get(*new).is_ok_and(|new| old == new)
-        })
+        let ends = |_, _: &_| Err(io::ErrorKind::Interrupted.into());
+        self.differing(&sectors, |_| true, ends).is_err()
+    }
+
+    /// Gives `take` the sectors that `wanted` is for and that differ from those on disk, in order. Sectors that are near each other are
+    /// read at once.
+    fn differing(
+        &self,
+        sectors: &Sectors,
+        wanted: impl Fn(u64) -> bool,
+        mut take: impl FnMut(u64, &[u8; SECTOR]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut old = vec![0; MAX_COMPARED];
+        let mut near = Vec::new();
+        let mut all = (sectors.map.iter())
+            .filter(|(at, _)| wanted(**at))
+            .peekable();
+        while let Some((&first, &sector)) = all.next() {
+            let mut last = first;
+            near.push((first, sector));
+            let most = first + (MAX_COMPARED / SECTOR) as u64;
+            while let Some((&at, &sector)) = all.next_if(|(at, _)| **at < most.min(last + NEAR)) {
+                near.push((at, sector));
+                last = at;
+            }
+            let place =
+                |at: u64| ((at - first) as usize * SECTOR)..((at - first + 1) as usize * SECTOR);
+            let all_read = self
+                .base
+                .read_data(first * SECTOR as u64, &mut old[..place(last).end]);
+            for (at, sector) in near.drain(..) {
+                let new = sectors.get(sector)?;
+                let old = &mut old[place(at)];
+                // What is near may be what can't be read.
+                let read = all_read.is_ok() || self.base.read_data(at * SECTOR as u64, old).is_ok();
+                if !read || *old != new {
+                    take(at, &new)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of the sectors that it has.
@@ -289,7 +329,6 @@ impl Overlay {
         let sectors = self.sectors.read().expect("no holder panics");
         let mut run: (u64, Vec<u8>) = (0, Vec::new());
         let mut written = 0;
-        let mut old = [0; SECTOR];
         let mut send = |run: &mut (u64, Vec<u8>)| {
             if run.1.is_empty() {
                 return Ok(());
@@ -297,19 +336,19 @@ impl Overlay {
             written += run.1.len() as u64;
             sink.write(run.0 * SECTOR as u64, &std::mem::take(&mut run.1))
         };
-        for (at, new) in sectors.map.iter().filter(|(at, _)| class(**at) == wanted) {
-            let new = sectors.get(*new)?;
-            let same = self.base.read_data(at * SECTOR as u64, &mut old).is_ok() && old == new;
-            if same {
-                continue;
-            }
-            let next = run.0 + (run.1.len() / SECTOR) as u64;
-            if next != *at || run.1.len() >= MAX_WRITE {
-                send(&mut run)?;
-                run.0 = *at;
-            }
-            run.1.extend_from_slice(&new);
-        }
+        self.differing(
+            &sectors,
+            |at| class(at) == wanted,
+            |at, new| {
+                let next = run.0 + (run.1.len() / SECTOR) as u64;
+                if next != at || run.1.len() >= MAX_WRITE {
+                    send(&mut run)?;
+                    run.0 = at;
+                }
+                run.1.extend_from_slice(new);
+                Ok(())
+            },
+        )?;
         send(&mut run)?;
         if written > 0 {
             sink.flush()?;
