@@ -19,7 +19,7 @@ use crate::fs::{REQUEST, split, times};
 use crate::listing::{Listings, Now};
 use crate::object::Fetch;
 use crate::posix::Posix;
-use crate::store::{NAME_MAX, is_directory};
+use crate::store::{NAME_MAX, Version, is_directory};
 use crate::tree::{self, Known, Tree};
 use crate::unseen::Host;
 use crate::upload::{self, PART, PARTS, Removal, Stored, Tell, Upload, Words};
@@ -232,11 +232,26 @@ impl Writing {
             return Ok(false);
         };
         let is_known = before.replaces.as_ref().is_some_and(|had| had.is(&version));
-        let arrived = !is_known && store.has_print(key, &version, before.prints()).await?;
+        let arrived = !is_known && self.is_own(draft, before, &version).await?;
         if arrived {
             draft.take_place_of(version)?;
         }
         Ok(arrived)
+    }
+
+    /// Whether a version is what a put of this draft has left, without an answer.
+    async fn is_own(
+        &self,
+        draft: &Draft,
+        before: &draft::State,
+        version: &Version,
+    ) -> Result<bool> {
+        let (store, key) = (&self.fetch.store, &before.key);
+        if store.has_print(key, version, before.prints()).await? {
+            return Ok(true);
+        }
+        let contents = draft.contents()?;
+        Ok(before.print.is_some() && store.is_cut_off(key, version, &contents.file).await?)
     }
 
     /// Finds out why the store refused a put. True if it has the draft.
@@ -257,7 +272,7 @@ impl Writing {
                 self.stored(draft, before, stored)?;
                 return Ok(true);
             }
-            Some(Some(version)) if store.has_print(key, &version, before.prints()).await? => {
+            Some(Some(version)) if self.is_own(draft, before, &version).await? => {
                 draft.take_place_of(version)?;
             }
             // Another writer has put another version.

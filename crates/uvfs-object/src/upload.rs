@@ -364,9 +364,23 @@ impl Store {
 
     /// Whether a version has the contents of a file.
     pub(crate) async fn equals(&self, key: &str, version: &Version, file: &File) -> Result<bool> {
-        if file.metadata()?.len() != version.size {
-            return Ok(false);
-        }
+        Ok(file.metadata()?.len() == version.size && self.begins(key, version, file).await?)
+    }
+
+    /// Whether a version is what a put of a file leaves that is cut off, in a store that writes into the object that it shows.
+    pub(crate) async fn is_cut_off(
+        &self,
+        key: &str,
+        version: &Version,
+        file: &File,
+    ) -> Result<bool> {
+        let shows = self.uploads.info().scheme() == "webdav";
+        let is_part = shows && version.size < file.metadata()?.len();
+        Ok(is_part && self.begins(key, version, file).await?)
+    }
+
+    /// Whether a file begins with the contents of a version.
+    async fn begins(&self, key: &str, version: &Version, file: &File) -> Result<bool> {
         let mut block = vec![0; BLOCK];
         self.all_of(key, version, |at, part| {
             let mine = &mut block[..part.len()];
