@@ -922,6 +922,7 @@ impl FileSystem for ObjectFs {
         if left > 0 {
             tracing::error!("{left} changes are not in the store: the next mount goes on");
         }
+        self.fetch.store.end();
     }
 
     fn forget(&self, node: Node, lookups: u64) {

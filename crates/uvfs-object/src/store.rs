@@ -117,8 +117,8 @@ pub(crate) struct Store {
     conditions: bool,
     /// The longest key in bytes.
     key_max: usize,
-    /// The longest name in bytes.
-    name_max: usize,
+    /// Where a directory of the host has what is put until it is whole.
+    puts_in: Option<Arc<Path>>,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
     /// Held while requests of an earlier server of the mount may be under way.
@@ -226,12 +226,13 @@ impl Store {
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
         let parsed = |options| OperatorUri::new(uri, options).map_err(io::Error::other);
         let mut uri = parsed(None)?;
-        let through_another = uri.scheme() == "fs" && options.writes != Writes::No;
-        if through_another {
+        let mut puts = None;
+        if uri.scheme() == "fs" && options.writes != Writes::No {
             let root = uri.option("root").or(uri.root()).unwrap_or_default();
-            let puts = format!("/{}/{PUTS}", root.trim_matches('/'));
-            remove_cut_off(Path::new(&puts));
-            uri = parsed(Some((ATOMIC.to_owned(), puts)))?;
+            let path = format!("/{}/{PUTS}", root.trim_matches('/'));
+            remove_cut_off(Path::new(&path));
+            puts = Some(Arc::from(Path::new(&path)));
+            uri = parsed(Some((ATOMIC.to_owned(), path)))?;
         }
         let operator = operator(&uri)?;
         let attempt = (options.timeout / 2).max(Duration::from_millis(100));
@@ -278,10 +279,7 @@ impl Store {
             counters,
             conditions,
             key_max,
-            name_max: match through_another {
-                true => PUT_NAME_MAX,
-                false => usize::MAX,
-            },
+            puts_in: puts,
             timeout: options.timeout,
             earlier: Arc::default(),
             answered: Arc::new(Mutex::new(Instant::now())),
@@ -291,7 +289,15 @@ impl Store {
     /// Whether an object may have this key.
     pub(crate) fn takes(&self, key: &str) -> bool {
         let name = key.trim_end_matches('/').rsplit('/').next();
-        key.len() <= self.key_max && name.is_some_and(|name| name.len() <= self.name_max)
+        let fits = |name: &str| self.puts_in.is_none() || name.len() <= PUT_NAME_MAX;
+        key.len() <= self.key_max && name.is_some_and(fits)
+    }
+
+    /// Nothing is put any more: what puts went through goes, unless another mount uses it.
+    pub(crate) fn end(&self) {
+        if let Some(puts) = &self.puts_in {
+            let _ = std::fs::remove_dir(puts);
+        }
     }
 
     /// A name that tells this store from others, also from a bucket of the same name at another service.
