@@ -1,12 +1,14 @@
 //! Images in an object store (SeaweedFS), behind a proxy that delays and stops what it passes on.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
+use uvfs_testing::outlives::worker;
 
 use crate::fake::Fake;
 use crate::fixture::*;
@@ -267,6 +269,42 @@ fn a_killed_server_of_an_image_in_a_store_is_replaced() {
         outcome.stderr.contains("has changed in the store"),
         "{outcome}"
     );
+    assert!(mounted(&at).is_none());
+}
+
+/// Servers that are killed one after another, while they wait for the store and do not serve yet, end the mount.
+#[test]
+fn servers_that_never_come_to_serve_end_the_mount() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let fake = Fake::start();
+    fake.bucket()
+        .put("p/disk.img", &fs::read(&image.path).unwrap());
+    let proxy = Proxy::start(fake.address());
+    let uri = fake.uri_at(proxy.address());
+    let uri = uri.replacen("/p?", "/p/disk.img?", 1);
+    let at = scratch.dir("mount");
+    let serve = survive::survives().option("timeout=60");
+    let mut mount = Mount::new(&serve, Path::new(&uri), &at);
+    wait_for("the keeper", || survive::counts(&mount).programs > 0);
+    mount.expect_gone();
+    proxy.set(Mode::Stall);
+    let (began, mut killed) = (Instant::now(), HashSet::new());
+    while mount.server.ended().is_none() && began.elapsed() < SOON {
+        if let Some(worker) = worker(mount.server.pid())
+            && kill_process(worker, Signal::KILL).is_ok()
+        {
+            killed.insert(worker);
+        }
+    }
+    let outcome = mount.server.wait(SOON).expect("the keeper gives up");
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    assert!(outcome.stderr.contains("the mount ends"), "{outcome}");
+    // The first one has served.
+    assert_eq!(killed.len(), 1 + 100);
     assert!(mounted(&at).is_none());
 }
 

@@ -17,7 +17,7 @@ pub fn survives() -> Serve {
     Serve::over(Transport::Dev).option("survive")
 }
 
-fn counts(mount: &Mount) -> SurviveReport {
+pub fn counts(mount: &Mount) -> SurviveReport {
     let outcome = run(uvfs().args(["stats", "--json"]).arg(&mount.at)).ok();
     let report: Report = serde_json::from_str(&outcome).unwrap();
     report.survive.expect("the mount outlives its server")
