@@ -16,6 +16,7 @@ pub mod sandbox;
 #[path = "harness/serve.rs"]
 mod serve;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
@@ -479,6 +480,13 @@ pub fn unmount_by_force(at: &Path) {
         mount.abort();
         let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
     }
+}
+
+/// The names in a directory.
+pub fn names_in(dir: &Path) -> BTreeSet<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let names = fs::read_dir(dir).unwrap().map(name);
+    names.map(|name| name.into_string().unwrap()).collect()
 }
 
 /// Random numbers that are the same in every run: xorshift. The seed is not 0.

@@ -2,12 +2,6 @@
 
 use super::*;
 
-fn names_in(dir: &Path) -> BTreeSet<String> {
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    let names = fs::read_dir(dir).unwrap().map(name);
-    names.map(|name| name.into_string().unwrap()).collect()
-}
-
 /// A client, and the mount on which the kernel has to see what it does.
 struct Both<'a> {
     dir: &'a Path,

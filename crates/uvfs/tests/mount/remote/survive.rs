@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
+use super::written::Directory;
 use super::*;
 use crate::survive::{
-    WRITES, counts, die_under_load, has_load, is_kept, kill_under_load, replaced, survives, upgrade,
+    WRITES, counts, die_under_load, has_load, is_kept, kill_under_load, replaced, upgrade,
 };
 
-/// Names that only a conflict, or a server that did not go on with what it had, leaves.
+/// Whether only a conflict, or a server that did not go on with what it had, leaves this name.
+fn is_left(name: &str) -> bool {
+    name.contains(".conflict-") || name.contains(".interrupted-")
+}
+
 fn left_beside(fake: &Fake) -> Vec<String> {
-    let is_left = |key: &&String| key.contains(".conflict-") || key.contains(".interrupted-");
     let bucket = fake.bucket();
-    bucket.objects.keys().filter(is_left).cloned().collect()
+    let left = bucket.objects.keys().filter(|key| is_left(key));
+    left.cloned().collect()
 }
 
 fn outlives(options: &[&str], fill: impl FnOnce(&Fake)) -> InMemory {
@@ -112,30 +117,18 @@ fn a_killed_server_of_a_directory_of_the_host_is_replaced() {
     if !has_load() {
         return;
     }
-    for writes in ["write=close", "write=back"] {
-        let scratch = Scratch::new();
-        let (dir, at) = (scratch.dir("store"), scratch.dir("mount"));
-        let cache = format!("cache_dir={}", scratch.path("cache").display());
-        let serve = survives().option(writes).option(&cache);
-        let mount = Mount::new(&serve, Path::new(&format!("fs://{}", dir.display())), &at);
-        is_kept(&mount);
-        kill_under_load(&mount, &[WITHOUT], Signal::KILL);
+    for way in ["survive,write=close", "survive,write=back"] {
+        let store = Directory::new(way);
+        is_kept(&store.mount);
+        kill_under_load(&store.mount, &[WITHOUT], Signal::KILL);
+        let at = &store.mount.at;
         let appended = fs::read(at.join("appended")).unwrap();
-        assert!(!names_in(&at).contains(&".uvfs-puts".to_owned()));
-        mount.unmount();
-        assert!(fs::read(dir.join("appended")).unwrap() == appended);
-        let names = names_in(&dir);
-        let is_left = |name: &&String| name.contains(".conflict-") || name.contains(".interrupted");
-        assert_eq!(names.iter().find(is_left), None);
+        assert!(!names_in(at).contains(".uvfs-puts"));
+        store.mount.unmount();
+        assert!(fs::read(store.objects.join("appended")).unwrap() == appended);
+        let names = names_in(&store.objects);
+        assert_eq!(names.iter().find(|name| is_left(name)), None);
     }
-}
-
-fn names_in(dir: &Path) -> Vec<String> {
-    let names = fs::read_dir(dir).unwrap();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    names
-        .map(|entry| name(entry).into_string().unwrap())
-        .collect()
 }
 
 /// A server that finds the disk of its cache full goes on with what is there.

@@ -25,14 +25,14 @@ use crate::stores::At;
 const WAYS: [&str; 2] = ["write=close", "write=back,nofsync,passthrough=off"];
 
 /// A directory of the host as a store that is written, and its mount.
-struct Directory {
-    mount: Mount,
-    objects: PathBuf,
+pub(super) struct Directory {
+    pub(super) mount: Mount,
+    pub(super) objects: PathBuf,
     scratch: Scratch,
 }
 
 impl Directory {
-    fn new(way: &str) -> Self {
+    pub(super) fn new(way: &str) -> Self {
         let scratch = Scratch::new();
         let objects = scratch.dir("objects");
         let cache = format!("cache_dir={}", scratch.path("cache").display());
