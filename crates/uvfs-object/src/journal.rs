@@ -70,7 +70,7 @@ impl Journal {
             limit: 0,
         };
         match state.rewrite(dir) {
-            // A full disk has room for what it has.
+            // There is room for the old one: it is on the disk.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 let _ = std::fs::remove_file(dir.join(NEW));
                 state.go_on(dir, records, error)?;

@@ -247,11 +247,9 @@ impl Writing {
         version: &Version,
     ) -> Result<bool> {
         let (store, key) = (&self.fetch.store, &before.key);
-        if store.has_print(key, version, before.prints()).await? {
-            return Ok(true);
-        }
-        let contents = draft.contents()?;
-        Ok(before.print.is_some() && store.is_cut_off(key, version, &contents.file).await?)
+        Ok(store.has_print(key, version, before.prints()).await?
+            || before.print.is_some()
+                && (store.is_cut_off(key, version, &draft.contents()?.file)).await?)
     }
 
     /// Finds out why the store refused a put. True if it has the draft.

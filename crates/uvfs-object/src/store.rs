@@ -24,6 +24,13 @@ use crate::{Options, Writes};
 
 /// The longest name of a file in bytes, as in most file systems.
 pub(crate) const NAME_MAX: usize = 255;
+/// Where a directory of the host has what is put until it is whole. Listings don't show it.
+pub(crate) const PUTS: &str = ".uvfs-puts/";
+/// OpenDAL's option for that directory, in which a name has nine bytes more.
+const ATOMIC: &str = "atomic_write_dir";
+const PUT_NAME_MAX: usize = NAME_MAX - 9;
+/// No put takes so long: a file there that was last written before is left of a killed server's.
+const CUT_OFF: Duration = Duration::from_secs(24 * 60 * 60);
 /// Attempts after the first one.
 const RETRIES: usize = 4;
 /// How much longer than another request an upload may take: what is under way at a time, by a line of 256 KiB/s.
@@ -117,8 +124,8 @@ pub(crate) struct Store {
     conditions: bool,
     /// The longest key in bytes.
     key_max: usize,
-    /// Where a directory of the host has what is put until it is whole.
-    puts_in: Option<Arc<Path>>,
+    /// [`PUTS`] of a directory of the host that is written.
+    pub(crate) puts_in: Option<Arc<Path>>,
     /// The longest wait for one answer, or for the next bytes of one.
     timeout: Duration,
     /// Held while requests of an earlier server of the mount may be under way.
@@ -126,14 +133,6 @@ pub(crate) struct Store {
     /// When the store answered last.
     answered: Arc<Mutex<Instant>>,
 }
-
-/// Where a directory of the host has what is put until it is whole. Listings don't show it.
-pub(crate) const PUTS: &str = ".uvfs-puts/";
-/// OpenDAL's option for that directory, in which a name has nine bytes more.
-const ATOMIC: &str = "atomic_write_dir";
-const PUT_NAME_MAX: usize = 255 - 9;
-/// What is older belongs to no put that is under way.
-const CUT_OFF: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Removes what servers that were killed have left of their puts.
 fn remove_cut_off(puts: &Path) {
@@ -226,12 +225,12 @@ impl Store {
     pub(crate) fn open(uri: &str, options: &Options) -> io::Result<Self> {
         let parsed = |options| OperatorUri::new(uri, options).map_err(io::Error::other);
         let mut uri = parsed(None)?;
-        let mut puts = None;
+        let mut puts_in = None;
         if uri.scheme() == "fs" && options.writes != Writes::No {
             let root = uri.option("root").or(uri.root()).unwrap_or_default();
             let path = format!("/{}/{PUTS}", root.trim_matches('/'));
             remove_cut_off(Path::new(&path));
-            puts = Some(Arc::from(Path::new(&path)));
+            puts_in = Some(Arc::from(Path::new(&path)));
             uri = parsed(Some((ATOMIC.to_owned(), path)))?;
         }
         let operator = operator(&uri)?;
@@ -279,7 +278,7 @@ impl Store {
             counters,
             conditions,
             key_max,
-            puts_in: puts,
+            puts_in,
             timeout: options.timeout,
             earlier: Arc::default(),
             answered: Arc::new(Mutex::new(Instant::now())),
@@ -293,7 +292,7 @@ impl Store {
         key.len() <= self.key_max && name.is_some_and(fits)
     }
 
-    /// Nothing is put any more: what puts went through goes, unless another mount uses it.
+    /// Removes [`PUTS`] once nothing is put any more, unless something is in it.
     pub(crate) fn end(&self) {
         if let Some(puts) = &self.puts_in {
             let _ = std::fs::remove_dir(puts);

@@ -194,7 +194,7 @@ impl Store {
         })
     }
 
-    /// Whether the store has no object before an upload of parts is complete. A directory of the host has a file that grows.
+    /// Whether an upload of parts may begin before the file is whole. A directory of the host is as near as the file itself.
     pub(crate) fn takes_parts(&self) -> bool {
         let info = self.uploads.info();
         info.capability().write_can_multi && info.scheme() != "fs"
@@ -433,22 +433,21 @@ impl Store {
     }
 
     /// Copies an object, and gives the copy's version.
-    pub(crate) async fn copy(&self, from: &str, to: &str, size: u64) -> Result<Version> {
+    pub(crate) async fn copy(&self, from: &str, key: &str, size: u64) -> Result<Version> {
         self.earlier_ended().await;
         let copy = async {
-            let part = format!("{PUTS}{:016x}", random());
-            // In a directory of the host a copy grows.
-            let grows = self.uploads.info().scheme() == "fs";
-            let first = if grows { part.as_str() } else { to };
-            let answer = (self.uploads).copy_options(from, first, CopyOptions::default());
-            let answer = answer.await?;
-            if grows {
-                self.uploads.rename(first, to).await?;
+            let copy_to = |to| (self.uploads).copy_options(from, to, CopyOptions::default());
+            if self.puts_in.is_none() {
+                return copy_to(key).await;
             }
+            // OpenDAL does not rename copies into place, only what it is given to write.
+            let part = format!("{PUTS}{:016x}", random());
+            let answer = copy_to(&part).await?;
+            self.uploads.rename(&part, key).await?;
             Ok(answer)
         };
         match self.uploaded(copy).await {
-            Ok(answer) => self.version_of(to, &answer, size).await,
+            Ok(answer) => self.version_of(key, &answer, size).await,
             Err(error) => Err(failed(from, error)),
         }
     }
@@ -563,7 +562,7 @@ impl Store {
         };
         let (mut kept, mut ignored) = (Conditions::default(), Vec::new());
         // OpenDAL looks in a directory of the host before it writes, not as it renames what it wrote.
-        if can.write_with_if_not_exists && self.uploads.info().scheme() != "fs" {
+        if can.write_with_if_not_exists && self.puts_in.is_none() {
             put(None).await.map_err(|error| failed(&key, error))?;
             kept.if_none_match = refused(put(None).await)?;
             if !kept.if_none_match {

@@ -302,7 +302,7 @@ impl Overlay {
             for (at, sector) in near.drain(..) {
                 let new = sectors.get(sector)?;
                 let old = &mut old[place(at)];
-                // What is near may be what can't be read.
+                // Of sectors that can't be read together, some may be readable.
                 let read = all_read.is_ok() || self.base.read_data(at * SECTOR as u64, old).is_ok();
                 if !read || *old != new {
                     take(at, &new)?;

@@ -71,7 +71,7 @@ impl Worker {
 
     /// Says that the mount answers. From the first worker's word on, the next one serves it if a worker is killed.
     pub fn ready(&self) {
-        self.ledger.is_ready();
+        self.ledger.tell_ready();
     }
 }
 
@@ -238,10 +238,11 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
             match wait(&worker, &signals) {
                 Happened::Ready => {
                     // Also when it has another entry of io_uring.
-                    let again = since.replace(since.unwrap_or_else(Instant::now)).is_some();
-                    if (again || before.is_some()) && matches!(book.entries(), Ok(Some(_))) {
+                    let waits = since.is_some() || before.is_some();
+                    if waits && matches!(book.entries(), Ok(Some(_))) {
                         fetch(mount);
                     }
+                    since.get_or_insert_with(Instant::now);
                     if !std::mem::replace(&mut serves, true) {
                         if K::REPLACES {
                             book.count_program();
@@ -293,10 +294,10 @@ pub fn keep<K: Keeper>(mount: &Mount, kept: Option<Kept>, keeper: &mut K) -> io:
             end_by(signal);
         }
         // In tenths of a crash. What kills a worker may have other reasons than the worker.
+        let killed = signal == libc::SIGKILL;
         crashes = match since {
-            None if signal == libc::SIGKILL => crashes + 1,
-            Some(_) if signal == libc::SIGKILL => 0,
-            Some(since) if since.elapsed() >= SOON => 0,
+            Some(since) if killed || since.elapsed() >= SOON => 0,
+            None if killed => crashes + 1,
             _ => crashes + 10,
         };
         let how = format!("the server, process {pid}, was ended by signal {signal}");

@@ -176,7 +176,7 @@ impl Ledger {
     }
 
     /// Tells the keeper that this worker serves, or has another entry of io_uring.
-    pub(crate) fn is_ready(&self) {
+    pub(crate) fn tell_ready(&self) {
         if let Some(keeper) = self.keeper() {
             let _ = kill_process(keeper, READY);
         }

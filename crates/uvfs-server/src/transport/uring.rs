@@ -615,8 +615,8 @@ async fn serve_entry<F: FileSystem>(
             let task = serve_entry(crew.clone(), here, another, Begin::Register);
             runtime::spawn(Box::pin(task) as std::pin::Pin<Box<dyn Future<Output = ()>>>);
             if let Some(ledger) = session.ledger() {
-                // What waits for an entry is to get this one.
-                ledger.is_ready();
+                // The kernel gives no waiting request to a new entry. The keeper has another request come, which fetches it.
+                ledger.tell_ready();
             }
         }
         if result < 0 {
