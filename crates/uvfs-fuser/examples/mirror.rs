@@ -425,7 +425,7 @@ impl Survive for Mirror {
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         let file = File::from(orphans.claim(number(saved)?)?);
         if file.metadata()?.ino() != node.0 {
@@ -441,7 +441,7 @@ impl Survive for Mirror {
         _: Node,
         fh: Handle,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         let file = File::from(orphans.claim(number(saved)?)?);
         self.state().open.insert(fh.0, Arc::new(file));

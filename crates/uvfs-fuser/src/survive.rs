@@ -36,12 +36,17 @@ impl<FS: Filesystem> Survive for Adapter<FS> {
         self.outliving(|fs| fs.save_handle(directory, fh, to))
     }
 
+    fn restores_in_parallel(&self) -> bool {
+        self.outliving(|fs| Ok(fs.restores_in_parallel()))
+            .unwrap_or(false)
+    }
+
     fn restore_node(
         &self,
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         self.outliving(|fs| fs.restore_node(node, lookups, saved, orphans))
     }
@@ -52,12 +57,12 @@ impl<FS: Filesystem> Survive for Adapter<FS> {
         node: Node,
         fh: Handle,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         self.outliving(|fs| fs.restore_handle(directory, node, fh, saved, orphans))
     }
 
-    fn restored(&self, orphans: &mut Orphans) {
+    fn restored(&self, orphans: &Orphans) {
         let _ = self.outliving(|fs| {
             fs.restored(orphans);
             Ok(())

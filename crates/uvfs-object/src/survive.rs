@@ -118,15 +118,13 @@ fn parse(saved: &[u8]) -> std::result::Result<Parsed, Errno> {
 }
 
 /// The connections of the server before. They may lead elsewhere than to the store, which does not matter.
-fn connections(orphans: &mut Orphans) -> Vec<TcpStream> {
+fn connections(orphans: &Orphans) -> Vec<TcpStream> {
     let is_connection = |fd: BorrowedFd<'_>| {
         let is_tcp = socket_protocol(fd).is_ok_and(|protocol| protocol == Some(ipproto::TCP));
         is_tcp && getpeername(fd).is_ok()
     };
-    let found = orphans
-        .left()
-        .filter(|fd| orphans.get(*fd).is_some_and(is_connection));
-    let found: Vec<_> = found.collect();
+    let mut found = orphans.left();
+    found.retain(|fd| orphans.look(*fd, is_connection) == Some(true));
     let claimed = found.into_iter().flat_map(|fd| orphans.claim(fd));
     claimed.map(TcpStream::from).collect()
 }
@@ -138,7 +136,7 @@ impl ObjectFs {
         number: u64,
         (fd, id): (i32, [u8; 16]),
         posix: Posix,
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<Option<Arc<Draft>>> {
         let writing = self.writing()?;
         writing.drafts.reserve(number);
@@ -149,10 +147,11 @@ impl ObjectFs {
         if let Some(draft) = writing.drafts.nameless(number, None, posix)? {
             return Ok(Some(draft));
         }
-        let Some(open) = orphans.get(fd) else {
+        let copied = orphans.look(fd, |open| open.try_clone_to_owned());
+        let Some(copy) = copied.transpose()? else {
             return Ok(None);
         };
-        if draft::identity(&File::from(open.try_clone_to_owned()?).metadata()?) != Some(id) {
+        if draft::identity(&File::from(copy).metadata()?) != Some(id) {
             return Ok(None);
         }
         let file = File::from(orphans.claim(fd)?);
@@ -192,7 +191,7 @@ impl Survive for ObjectFs {
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         let mut saved = parse(saved)?;
         let state = &mut saved.state;
@@ -217,7 +216,7 @@ impl Survive for ObjectFs {
         node: Node,
         fh: Handle,
         saved: &[u8],
-        _: &mut Orphans,
+        _: &Orphans,
     ) -> io::Result<()> {
         let known = self.known(node)?;
         if directory {
@@ -262,7 +261,7 @@ impl Survive for ObjectFs {
         Ok(())
     }
 
-    fn restored(&self, orphans: &mut Orphans) {
+    fn restored(&self, orphans: &Orphans) {
         self.tree.restored();
         self.restored_handles();
         let Some(writing) = &self.writing else {

@@ -34,12 +34,16 @@ impl Survive for Passthrough {
         Ok(())
     }
 
+    fn restores_in_parallel(&self) -> bool {
+        true
+    }
+
     fn restore_node(
         &self,
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         Ok(self.0.restore_inode(node, lookups, saved, orphans)?)
     }
@@ -50,12 +54,12 @@ impl Survive for Passthrough {
         node: Node,
         fh: Handle,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         let inode = self.0.inode(node)?;
         let mut saved = Saved(saved);
         let [fd] = saved.numbers()?;
-        let st = sys::stat(orphans.get(fd).ok_or(Errno::BADF)?)?;
+        let st = orphans.look(fd, sys::stat).ok_or(Errno::BADF)??;
         let device = (st.stx_dev_major, st.stx_dev_minor);
         if inode.key.ino != st.stx_ino || inode.key.device != device {
             return Err(Errno::STALE.into());
@@ -91,7 +95,7 @@ impl Survive for Passthrough {
         }
     }
 
-    fn restored(&self, _: &mut Orphans) {
+    fn restored(&self, _: &Orphans) {
         self.0.inodes.restored();
         self.0.files.restored();
         self.0.dirs.restored();

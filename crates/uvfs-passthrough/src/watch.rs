@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use uvfs_server::fs::{HostChange, SessionHandle};
+use uvfs_server::fs::{HostChange, Node, SessionHandle};
 
 use crate::inode::{Inode, Inodes, Key, Mounts, Stale};
 use crate::mount::{FsId, Mount};
@@ -55,7 +55,7 @@ pub(crate) fn start(
                 watcher.recent.each(&mut buf, |bytes| {
                     let events = Events { bytes, own: NONE };
                     for event in events {
-                        found.tell(&event, &*session);
+                        found.tell(&event, &*session, |_| {});
                     }
                 });
                 mounted.forget();
@@ -119,8 +119,8 @@ fn run(
             };
             // Before any inode is looked for; see `Watching::batches`.
             let (mut found, mut names) = (None, false);
-            let events = Events { bytes, own };
-            for event in events {
+            let mut events = Events { bytes, own };
+            while let Some((event, bytes)) = events.next_with_bytes() {
                 let found = found.get_or_insert_with(|| {
                     watcher.batches.fetch_add(1, Ordering::SeqCst);
                     Found {
@@ -130,7 +130,11 @@ fn run(
                     }
                 });
                 watcher.count.fetch_add(1, Ordering::Relaxed);
-                names |= found.tell(&event, session);
+                let mut contents = Vec::new();
+                names |= found.tell(&event, session, |node| contents.push(node));
+                for node in contents {
+                    watcher.recent.keep_contents(node, bytes);
+                }
             }
             if names {
                 watcher.recent.keep();
@@ -158,8 +162,13 @@ impl Found<'_> {
         })
     }
 
-    /// Whether the kernel may know a name that has changed.
-    fn tell(&self, event: &Event<'_>, session: &dyn SessionHandle) -> bool {
+    /// Tells the kernel what has changed: whether it may know a changed name, and the nodes, if there is more to tell of one.
+    fn tell(
+        &self,
+        event: &Event<'_>,
+        session: &dyn SessionHandle,
+        mut contents: impl FnMut(Node),
+    ) -> bool {
         if event.mask & libc::FAN_Q_OVERFLOW != 0 {
             tracing::info!("the host's changes came too fast: everything is dropped once");
             session.host_changed(HostChange::Anything(self.inodes.nodes()));
@@ -188,6 +197,9 @@ impl Found<'_> {
                 if event.mask & !(CONTENTS | libc::FAN_ONDIR) != 0 {
                     stale = stale.max(Stale::Attributes);
                 }
+            }
+            if stale != Stale::Nothing {
+                contents(inode.node);
             }
             session.host_changed(match stale {
                 Stale::Nothing => HostChange::KnownAttributes(inode.node),
@@ -232,6 +244,12 @@ impl<'a> Iterator for Events<'a> {
     type Item = Event<'a>;
 
     fn next(&mut self) -> Option<Event<'a>> {
+        Some(self.next_with_bytes()?.0)
+    }
+}
+
+impl<'a> Events<'a> {
+    fn next_with_bytes(&mut self) -> Option<(Event<'a>, &'a [u8])> {
         loop {
             let len = u32::from_ne_bytes(part(self.bytes, 0)?) as usize;
             let [version, _, metadata @ ..]: [u8; 4] = part(self.bytes, 4)?;
@@ -244,7 +262,7 @@ impl<'a> Iterator for Events<'a> {
             let pid = i32::from_ne_bytes(part(event, 20)?);
             // Often the most of them.
             if pid != self.own {
-                return Event::parse(event, metadata, pid);
+                return Some((Event::parse(event, metadata, pid)?, event));
             }
         }
     }

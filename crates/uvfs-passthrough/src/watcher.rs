@@ -1,5 +1,6 @@
 //! The fanotify group that watches the source's file systems, and whether there is one.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 use rustix::time::ClockId;
 use uvfs_queue::shm::SharedMemory;
-use uvfs_server::fs::{SessionHandle, Watch};
+use uvfs_server::fs::{Node, SessionHandle, Watch};
 use uvfs_sys::lock;
 
 use crate::mount::{FsId, Mount};
@@ -35,8 +36,10 @@ const NO_HANDLES: &str = "the server can't open files of the source by handle, w
 pub(crate) struct Watcher {
     pub(crate) events: OwnedFd,
     pub(crate) recent: Recent,
-    /// An earlier server has left both, and no event is missing.
+    /// An earlier server has left both, and no event of names is missing.
     pub(crate) goes_on: bool,
+    /// Nor is one of contents and attributes.
+    contents_go_on: bool,
     /// Told when the mount ends.
     pub(crate) stop: OwnedFd,
     /// Batches that were begun, and events that they had.
@@ -49,24 +52,32 @@ pub(crate) struct Watcher {
 pub(crate) const BUFFER: usize = 64 << 10;
 /// Room that any event has.
 const EVENT: usize = 4 << 10;
-/// So many buffers of events are kept.
+/// So many buffers of events are kept of each kind.
 const BUFFERS: usize = 16;
+/// The kinds: changes of names, with all that was read with them, and changes of contents and attributes alone. Programs that write
+/// much make many of the latter, so that some may be lost.
+const KINDS: usize = 2;
+const OF_NAMES: usize = 0;
+const OF_CONTENTS: usize = 1;
 /// The kernel has been told of an event by then, several times.
 const LATELY: Duration = Duration::from_secs(10);
-/// Words of the memory: what it is, when a buffer was last used again too early, and when each had its last event.
+/// Words of the memory: what it is, when a buffer of each kind was last used again too early, and when each had its last event.
 const MAGIC: u64 = u64::from_be_bytes(*b"uvfswtch");
 const LOST: usize = 8;
 const TIMES: usize = 64;
 const FIRST: usize = 4096;
+const SIZE: usize = FIRST + KINDS * BUFFERS * BUFFER;
 
-/// The changed names of lately, as fanotify told of them, in memory that outlives the server: one that is killed may have
+/// The changes of lately, as fanotify told of them, in memory that outlives the server: one that is killed may have
 /// read events without having told the kernel. The next server tells the kernel of all that is here.
 pub(crate) struct Recent {
     memory: SharedMemory,
-    at: Mutex<Place>,
+    at: Mutex<[Place; KINDS]>,
+    /// The nodes whose contents have changed that the present buffer tells of.
+    nodes: Mutex<HashSet<Node>>,
 }
 
-/// Where the next events go.
+/// Where the next events of a kind go.
 #[derive(Clone, Copy, Default)]
 struct Place {
     buffer: usize,
@@ -77,43 +88,56 @@ struct Place {
 
 impl Recent {
     fn new() -> std::io::Result<Self> {
-        let memory = SharedMemory::create(c"uvfs-watch", FIRST + BUFFERS * BUFFER)?;
+        let memory = SharedMemory::create(c"uvfs-watch", SIZE)?;
         memory.u64_at(0).store(MAGIC, Ordering::Release);
         Ok(Self {
             memory,
             at: Mutex::default(),
+            nodes: Mutex::default(),
         })
     }
 
     /// What an earlier server has left.
     fn open(fd: OwnedFd) -> std::io::Result<Self> {
-        let memory = SharedMemory::open(fd, FIRST + BUFFERS * BUFFER)?;
-        let is_one = memory.len() == FIRST + BUFFERS * BUFFER;
-        if !is_one || memory.u64_at(0).load(Ordering::Acquire) != MAGIC {
+        let memory = SharedMemory::open(fd, SIZE)?;
+        if memory.len() != SIZE || memory.u64_at(0).load(Ordering::Acquire) != MAGIC {
             return Err(Errno::INVAL.into());
         }
         let recent = Self {
             memory,
             at: Mutex::default(),
+            nodes: Mutex::default(),
         };
-        let times = 0..BUFFERS;
-        let last = times.max_by_key(|buffer| recent.time(*buffer).load(Ordering::Acquire));
-        recent.turn(last.unwrap_or(0), now());
+        for kind in 0..KINDS {
+            let time = |buffer: &usize| recent.time(kind, *buffer).load(Ordering::Acquire);
+            let last = (0..BUFFERS).max_by_key(time);
+            recent.turn(kind, last.unwrap_or(0), now());
+        }
         Ok(recent)
     }
 
-    fn time(&self, buffer: usize) -> &AtomicU64 {
-        self.memory.u64_at(TIMES + 8 * buffer)
+    fn time(&self, kind: usize, buffer: usize) -> &AtomicU64 {
+        self.memory.u64_at(TIMES + 8 * (kind * BUFFERS + buffer))
+    }
+
+    /// When events of a kind were lost; 0 if none were.
+    fn lost(&self, kind: usize) -> &AtomicU64 {
+        self.memory.u64_at(LOST + 8 * kind)
+    }
+
+    /// Where a buffer begins.
+    fn start(kind: usize, buffer: usize) -> usize {
+        FIRST + (kind * BUFFERS + buffer) * BUFFER
     }
 
     /// Goes on in the buffer behind this one.
-    fn turn(&self, buffer: usize, now: u64) {
+    fn turn(&self, kind: usize, buffer: usize, now: u64) {
         let next = (buffer + 1) % BUFFERS;
-        let time = self.time(next).swap(0, Ordering::AcqRel);
+        let time = self.time(kind, next).swap(0, Ordering::AcqRel);
         if is_lately(time, now) {
-            self.memory.u64_at(LOST).store(now, Ordering::Release);
+            self.lost(kind).store(now, Ordering::Release);
         }
-        *lock(&self.at) = Place {
+        lock(&self.at)[kind] = Place {
             buffer: next,
             offset: 0,
             used: BUFFER,
@@ -126,8 +150,8 @@ impl Recent {
         events: BorrowedFd<'_>,
         to: &'a mut [u8; BUFFER],
     ) -> Result<&'a [u8]> {
-        let mut place = lock(&self.at);
-        let at = FIRST + place.buffer * BUFFER + place.offset;
+        let place = &mut lock(&self.at)[OF_NAMES];
+        let at = Self::start(OF_NAMES, place.buffer) + place.offset;
         // A server that is killed in the next call can't say where the events end: zeros do.
         self.memory.zero(at, std::mem::take(&mut place.used));
         let len = sys::read_shared(events, &self.memory, at, BUFFER - place.offset)?;
@@ -139,27 +163,53 @@ impl Recent {
 
     /// Keeps the events that were read last.
     pub(crate) fn keep(&self) {
-        let now = now();
         let place = {
-            let mut place = lock(&self.at);
+            let place = &mut lock(&self.at)[OF_NAMES];
             place.offset += std::mem::take(&mut place.used);
             *place
         };
-        self.time(place.buffer).store(now, Ordering::Release);
+        self.kept(OF_NAMES, place);
+    }
+
+    /// Keeps an event of the contents or attributes of a node, one of those that were read last.
+    pub(crate) fn keep_contents(&self, node: Node, event: &[u8]) {
+        let known = !lock(&self.nodes).insert(node);
+        let place = {
+            let place = &mut lock(&self.at)[OF_CONTENTS];
+            let start = Self::start(OF_CONTENTS, place.buffer);
+            if std::mem::take(&mut place.used) > 0 {
+                self.memory.zero(start, BUFFER);
+            }
+            if !known {
+                self.memory.write(start + place.offset, event);
+                place.offset += event.len();
+            }
+            *place
+        };
+        self.kept(OF_CONTENTS, place);
+    }
+
+    /// The buffer of `place` has an event more.
+    fn kept(&self, kind: usize, place: Place) {
+        let now = now();
+        self.time(kind, place.buffer).store(now, Ordering::Release);
         if place.offset > BUFFER - EVENT {
-            self.turn(place.buffer, now);
+            if kind == OF_CONTENTS {
+                lock(&self.nodes).clear();
+            }
+            self.turn(kind, place.buffer, now);
         }
     }
 
     /// Whether all of lately is here.
-    fn is_whole(&self) -> bool {
-        !is_lately(self.memory.u64_at(LOST).load(Ordering::Acquire), now())
+    fn is_whole(&self, kind: usize) -> bool {
+        !is_lately(self.lost(kind).load(Ordering::Acquire), now())
     }
 
     /// Gives what each buffer has to `each`.
     pub(crate) fn each(&self, to: &mut [u8; BUFFER], mut each: impl FnMut(&[u8])) {
-        for buffer in 0..BUFFERS {
-            self.memory.read(FIRST + buffer * BUFFER, to);
+        for (kind, buffer) in (0..KINDS).flat_map(|kind| (0..BUFFERS).map(move |n| (kind, n))) {
+            self.memory.read(Self::start(kind, buffer), to);
             each(to);
         }
     }
@@ -211,6 +261,7 @@ impl Watching {
                 unwatched: watcher.unwatched.load(Ordering::Relaxed),
                 events: watcher.count.load(Ordering::Relaxed),
                 goes_on: watcher.goes_on,
+                contents_go_on: watcher.contents_go_on,
             },
             Err(why) => Watch {
                 why_not: Some(why.clone()),
@@ -288,9 +339,9 @@ impl Watcher {
             .kept()
             .filter(|[events, _]| is_group(events.as_fd()));
         let left = left.and_then(|[events, recent]| Some((events, Recent::open(recent).ok()?)));
-        let (events, recent, goes_on) = match left {
+        let (events, recent, [goes_on, contents_go_on]) = match left {
             Some((events, recent)) => {
-                let whole = recent.is_whole();
+                let whole = [OF_NAMES, OF_CONTENTS].map(|kind| recent.is_whole(kind));
                 (events, recent, whole)
             }
             None => {
@@ -302,7 +353,7 @@ impl Watcher {
                 let events = sys::fanotify_init(unlimited).map_err(why_not)?;
                 let recent = Recent::new().map_err(|error| format!("memory: {error}"))?;
                 session.keep([events.as_fd(), recent.memory.as_fd()]);
-                (events, recent, false)
+                (events, recent, [false; 2])
             }
         };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -311,6 +362,7 @@ impl Watcher {
             events,
             recent,
             goes_on,
+            contents_go_on,
             stop,
             batches: AtomicU64::new(0),
             count: AtomicU64::new(0),
@@ -355,4 +407,34 @@ fn fs_id(fd: BorrowedFd<'_>) -> Result<FsId> {
     let id = rustix::fs::fstatvfs(fd)?.f_fsid;
     let (a, b) = ((id as u32).to_ne_bytes(), ((id >> 32) as u32).to_ne_bytes());
     Ok(std::array::from_fn(|i| if i < 4 { a[i] } else { b[i - 4] }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next server finds each change of lately, and whether there were too many of one kind.
+    #[test]
+    fn changes_of_contents_are_kept_and_lost_apart_from_names() {
+        const EVENT: [u8; 64] = [7; 64];
+        let events = |recent: &Recent| {
+            let mut bytes = 0;
+            let count = |buffer: &[u8]| bytes += buffer.iter().filter(|byte| **byte == 7).count();
+            recent.each(&mut Box::new([0; BUFFER]), count);
+            bytes / EVENT.len()
+        };
+        let recent = Recent::new().unwrap();
+        for node in [1, 1, 2, 1] {
+            recent.keep_contents(Node(node), &EVENT);
+        }
+        assert_eq!(events(&recent), 2);
+        let copy = recent.memory.as_fd().try_clone_to_owned().unwrap();
+        let next = Recent::open(copy).unwrap();
+        assert_eq!(events(&next), 2);
+        assert!(next.is_whole(OF_CONTENTS));
+        for node in 0..(BUFFERS * BUFFER / EVENT.len()) as u64 {
+            next.keep_contents(Node(node), &EVENT);
+        }
+        assert!(!next.is_whole(OF_CONTENTS) && next.is_whole(OF_NAMES));
+    }
 }

@@ -408,14 +408,14 @@ impl FileSystem for Kept {
 
 /// The numbers of the nodes stay the same, and there are no handles. What is lost with a server are the lookups.
 impl Survive for Kept {
-    fn restore_node(&self, node: Node, lookups: u64, _: &[u8], _: &mut Orphans) -> io::Result<()> {
+    fn restore_node(&self, node: Node, lookups: u64, _: &[u8], _: &Orphans) -> io::Result<()> {
         let mut state = self.state();
         state.nodes.get_mut(&node).ok_or(Errno::STALE)?.lookups = lookups;
         Ok(())
     }
 
     /// Nodes without a name that the kernel does not know either go.
-    fn restored(&self, _: &mut Orphans) {
+    fn restored(&self, _: &Orphans) {
         let mut state = self.state();
         let all: Vec<Node> = state.nodes.keys().copied().collect();
         for node in all {

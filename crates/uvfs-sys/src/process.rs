@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+
+use crate::lock;
 
 /// Signals. Once they are blocked, a thread can wait for them.
 #[derive(Clone, Copy)]
@@ -175,7 +178,7 @@ fn is_open(fd: RawFd) -> bool {
 ///
 /// Each can be claimed once. What is not claimed is closed by [`Orphans::close`].
 #[derive(Debug)]
-pub struct Orphans(BTreeSet<RawFd>);
+pub struct Orphans(Mutex<BTreeSet<RawFd>>);
 
 impl Orphans {
     /// All that are open now, but those in `owned`, which are this process's own.
@@ -189,15 +192,15 @@ impl Orphans {
     pub unsafe fn find(owned: &BTreeSet<RawFd>) -> io::Result<Self> {
         let mut left = open_descriptors()?;
         left.retain(|fd| !owned.contains(fd));
-        Ok(Self(left))
+        Ok(Self(Mutex::new(left)))
     }
 
     /// Takes a descriptor into ownership.
     ///
     /// # Errors
     /// EBADF if it is not open, is another's, or was claimed before.
-    pub fn claim(&mut self, fd: RawFd) -> io::Result<OwnedFd> {
-        match self.0.remove(&fd) {
+    pub fn claim(&self, fd: RawFd) -> io::Result<OwnedFd> {
+        match lock(&self.0).remove(&fd) {
             // SAFETY: it is open, and no other value owns it, as `find` has its caller promise; it was taken out of the
             // set, so this is the only claim.
             true => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -206,20 +209,22 @@ impl Orphans {
     }
 
     /// The numbers of those that were not claimed.
-    pub fn left(&self) -> impl Iterator<Item = RawFd> + '_ {
-        self.0.iter().copied()
+    pub fn left(&self) -> Vec<RawFd> {
+        lock(&self.0).iter().copied().collect()
     }
 
-    /// A descriptor that was not claimed.
-    pub fn get(&self, fd: RawFd) -> Option<BorrowedFd<'_>> {
-        let known = self.0.contains(&fd);
-        // SAFETY: it is open until it is claimed or closed, which this borrow keeps from happening.
-        known.then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    /// Looks at a descriptor that was not claimed; nothing if there is none. `look` must not claim any.
+    pub fn look<T>(&self, fd: RawFd, look: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        let left = lock(&self.0);
+        let known = left.contains(&fd);
+        // SAFETY: it is open until it is claimed or closed, which the lock keeps from happening.
+        known.then(|| look(unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 
     /// Closes what was not claimed, and says how many those were.
-    pub fn close(mut self) -> usize {
-        let left = std::mem::take(&mut self.0);
+    pub fn close(self) -> usize {
+        let left = self.0.into_inner();
+        let left = left.unwrap_or_else(PoisonError::into_inner);
         let count = left.len();
         for fd in left {
             // SAFETY: as in `claim`.

@@ -27,8 +27,8 @@ pub(super) fn tells_number(directory: &Inode) -> bool {
 pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     let st = sys::stat(source.as_fd())?;
     let kind = u32::from(st.stx_mode) & libc::S_IFMT;
-    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), &st));
-    mounts.add(&mount);
+    let mount = Mount::new(st.stx_mnt_id, source.as_fd(), &st);
+    let mount = mounts.add(mount, false);
     let handle = match mount.fd {
         Some(_) => Some(sys::handle_at(source.as_fd(), c"")?.0),
         None => None,

@@ -30,24 +30,23 @@ impl Mounts {
         if let Some(mount) = lock(&self.known).get(&id).and_then(Weak::upgrade) {
             return mount;
         }
-        let mount = Arc::new(Mount::new(id, fd, st));
         // The name that leads there is cached by what is known of the mount.
-        if parent.is_watched()
-            && let Some(watcher) = self.watching.get()
-        {
+        self.add(Mount::new(id, fd, st), parent.is_watched())
+    }
+
+    /// The same mount that another thread has added, or this one; it is watched if it is to be, and can be.
+    pub(super) fn add(&self, mount: Mount, watched: bool) -> Arc<Mount> {
+        let mount = Arc::new(mount);
+        if watched && let Some(watcher) = self.watching.get() {
             watcher.add(&mount);
         }
         let mut mounts = lock(&self.known);
-        if let Some(other) = mounts.get(&id).and_then(Weak::upgrade) {
+        if let Some(other) = mounts.get(&mount.id).and_then(Weak::upgrade) {
             return other;
         }
         mounts.retain(|_, mount| mount.strong_count() > 0);
-        mounts.insert(id, Arc::downgrade(&mount));
+        mounts.insert(mount.id, Arc::downgrade(&mount));
         mount
-    }
-
-    pub(super) fn add(&self, mount: &Arc<Mount>) {
-        lock(&self.known).insert(mount.id, Arc::downgrade(mount));
     }
 
     /// All mounts in use.

@@ -1,6 +1,6 @@
 //! Inodes are saved for the next server of a mount, and restored there: docs/survive.md.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
@@ -55,7 +55,7 @@ impl Source {
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> Result<()> {
         let mut saved = Saved(saved);
         let [mount_id, ino, device, born, kind] = saved.words()?;
@@ -72,8 +72,8 @@ impl Source {
         let kind = kind & !SET_ID;
         let since = (born as i64, kind as u32);
         // Claims a descriptor, if it is of this inode: another's stays for that one.
-        let own = |fd: RawFd, orphans: &mut Orphans| {
-            let st = sys::stat(orphans.get(fd).ok_or(Errno::STALE)?)?;
+        let own = |fd: RawFd| {
+            let st = orphans.look(fd, sys::stat).ok_or(Errno::STALE)??;
             let same = st.stx_ino == ino && born_at(&st) == since && st.stx_mnt_id == mount_id;
             if !same || (st.stx_dev_major, st.stx_dev_minor) != device {
                 return Err(Errno::STALE);
@@ -82,7 +82,7 @@ impl Source {
         };
         let held = match held {
             NONE => None,
-            held => Some(own(held, orphans)?),
+            held => Some(own(held)?),
         };
         let root = &self.inodes.root().mount;
         let known = match root.id == mount_id {
@@ -92,20 +92,17 @@ impl Source {
         let mount = match known {
             Some(known) => known,
             None => {
-                let file = match &held {
-                    Some(held) => held.as_fd(),
-                    None => orphans.get(mount_fd).ok_or(Errno::STALE)?,
+                let made = |file: BorrowedFd<'_>| {
+                    let st = sys::stat(file)?;
+                    match st.stx_mnt_id == mount_id {
+                        true => Ok(self.mounts.add(Mount::new(mount_id, file, &st), true)),
+                        false => Err(Errno::STALE),
+                    }
                 };
-                let st = sys::stat(file)?;
-                if st.stx_mnt_id != mount_id {
-                    return Err(Errno::STALE);
+                match &held {
+                    Some(held) => made(held.as_fd())?,
+                    None => orphans.look(mount_fd, made).ok_or(Errno::STALE)??,
                 }
-                let mount = Arc::new(Mount::new(mount_id, file, &st));
-                if let Some(watcher) = self.mounts.watching.get() {
-                    watcher.add(&mount);
-                }
-                self.mounts.add(&mount);
-                mount
             }
         };
         if held.is_none() && (handle.is_none() || mount.fd.is_none()) {
@@ -132,7 +129,9 @@ impl Source {
             state.set_id = set_id;
         }
         self.inodes.restore(inode.clone(), lookups)?;
-        if let Ok(kept) = own(kept, orphans) {
+        if kept != NONE
+            && let Ok(kept) = own(kept)
+        {
             self.removed.keep(0, &inode, kept);
         }
         Ok(())

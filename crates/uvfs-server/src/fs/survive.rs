@@ -110,6 +110,12 @@ pub trait Survive: Send + Sync {
         Ok(())
     }
 
+    /// Whether several threads may restore nodes at a time, in any order. By default one thread does, and those that
+    /// were saved last come first.
+    fn restores_in_parallel(&self) -> bool {
+        false
+    }
+
     /// Makes a node known, under its old number and with so many lookups. It is called after
     /// [`init`](super::FileSystem::init) and before any other request, and not for the root. By default the file system
     /// knows the node, and counts no lookups.
@@ -123,7 +129,7 @@ pub trait Survive: Send + Sync {
         node: Node,
         lookups: u64,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         Ok(())
     }
@@ -138,7 +144,7 @@ pub trait Survive: Send + Sync {
         node: Node,
         fh: Handle,
         saved: &[u8],
-        orphans: &mut Orphans,
+        orphans: &Orphans,
     ) -> io::Result<()> {
         Ok(())
     }
@@ -147,7 +153,7 @@ pub trait Survive: Send + Sync {
     ///
     /// The kernel keeps names for as long as it was told. A file system that has the kernel drop them when they change reports
     /// [`HostChange::Anything`](super::HostChange::Anything) here, if the last server may have been killed in between.
-    fn restored(&self, orphans: &mut Orphans) {}
+    fn restored(&self, orphans: &Orphans) {}
 
     /// Drops a restored handle, of which the kernel was never told.
     fn drop_handle(&self, directory: bool, fh: Handle) {}

@@ -520,6 +520,8 @@ pub struct Watch {
     /// It goes on where an earlier server's ended ([`SessionHandle::kept`](super::SessionHandle::kept)), and reports all
     /// changes of names that the kernel may not have been told of.
     pub goes_on: bool,
+    /// And all changes of contents and attributes.
+    pub contents_go_on: bool,
 }
 
 /// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.

@@ -135,8 +135,8 @@ impl Kept {
         let known = [book, device, old];
         orphans.retain(|fd| *fd > 2 && !own.contains(fd) && !known.contains(fd));
         // SAFETY: this process has opened nothing yet, and the descriptors are those of the program before.
-        let mut found = unsafe { Orphans::find(&orphans)? };
-        let mut claim = |fd| found.claim(fd).map_err(|_| invalid());
+        let found = unsafe { Orphans::find(&orphans)? };
+        let claim = |fd| found.claim(fd).map_err(|_| invalid());
         let kept = Self {
             book: Book::open(claim(book)?)?,
             device: claim(device)?,

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use foldhash::{HashMap, HashSet};
@@ -14,6 +16,7 @@ use rustix::time::ClockId;
 use smallvec::SmallVec;
 use uvfs_proto::abi::{InitIn, UNIQUE_RESEND, WriteFlags};
 use uvfs_proto::request::Operation;
+use uvfs_queue::placement;
 use uvfs_queue::shm::{SAME_IN_ALL, SharedMemory};
 use uvfs_sys::lock;
 use uvfs_sys::process::Orphans;
@@ -31,6 +34,9 @@ use crate::request::{DEPTH, Request};
 const SHARDS: usize = 64;
 /// After so long the kernel has sent again all that it had.
 pub(crate) const SETTLES: Duration = Duration::from_secs(5);
+
+/// As many nodes are restored for each thread that restores.
+const NODES_A_THREAD: usize = 4096;
 
 /// Each has slots for as many requests as it has under way.
 const MOST_QUEUES: usize = book::SLOTS / DEPTH;
@@ -78,12 +84,14 @@ struct Free {
     stamp: u32,
 }
 
+/// The request that last added lookups of a node, the node, and how many it added.
+type Added = (u64, u64, u64);
+
 /// What the requests that earlier workers did not answer have done. Few come again, so all but the intents are lists.
 #[derive(Default)]
 struct Left {
     intents: HashMap<u64, Intent>,
-    /// The request, the node, and how many lookups the request added.
-    lookups: Vec<(u64, u64, u64)>,
+    lookups: Vec<Added>,
     /// The request, and what it opened.
     handles: Vec<(u64, Open)>,
 }
@@ -113,6 +121,11 @@ impl std::fmt::Debug for Ledger {
             .field("generation", &self.book.generation())
             .finish_non_exhaustive()
     }
+}
+
+/// The shard of a node, a handle or a request.
+fn shard(number: u64) -> usize {
+    uvfs_sys::spread(number, SHARDS)
 }
 
 /// A request's number, whether it came for the first time or again.
@@ -203,7 +216,7 @@ impl Ledger {
     }
 
     fn shard(&self, number: u64) -> &Mutex<Shard> {
-        &self.shards[uvfs_sys::spread(number, SHARDS)]
+        &self.shards[shard(number)]
     }
 
     /// For tests.
@@ -336,7 +349,7 @@ impl Ledger {
     /// Gives a file system the nodes and open files of the kernel's that an earlier worker has left, and closes other
     /// descriptors that it has left. The nodes.
     pub(crate) fn restore(&self, fs: &dyn Survive) -> io::Result<Vec<Node>> {
-        let Some(mut orphans) = lock(&self.orphans).take() else {
+        let Some(orphans) = lock(&self.orphans).take() else {
             return Ok(Vec::new());
         };
         self.book.check()?;
@@ -367,36 +380,24 @@ impl Ledger {
         for intent in self.book.carry() {
             left.add(intent);
         }
-        let (mut nodes, handles) = self.records();
-        let mut buffer = [0; MOST_SAVED];
-        nodes.retain(|&(index, head)| {
-            let Some(record) = self.book.read(index, &head, &mut buffer) else {
-                self.give_back(index);
-                return false;
-            };
-            let node = Node(record.id);
-            if lock(self.shard(record.id)).nodes.contains_key(&record.id) {
-                // A worker was killed between writing the newer record and taking this away.
-                self.give_back(index);
-                return false;
+        let (nodes, handles) = self.records();
+        let threads = match fs.restores_in_parallel() {
+            true => (nodes.len() / NODES_A_THREAD + 1).min(placement::allowed_cores()?.len()),
+            false => 1,
+        };
+        let part = |n| self.restore_nodes(fs, &orphans, &nodes, (n, threads));
+        let restored = thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|n| scope.spawn(move || part(n))).collect();
+            let mut restored = part(0);
+            for other in others {
+                let other = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+                restored.extend(other);
             }
-            if let Err(error) = fs.restore_node(node, record.value, record.saved, &mut orphans) {
-                tracing::warn!(%node, %error, "a node is lost");
-                self.give_back(index);
-                return false;
-            }
-            if record.added > 0 {
-                left.lookups.push((record.by, record.id, record.added));
-            }
-            let place = Place {
-                index,
-                lookups: record.value,
-                by: record.by,
-                added: record.added,
-            };
-            lock(self.shard(record.id)).nodes.insert(record.id, place);
-            true
+            restored
         });
+        let added = restored.iter().filter(|(_, _, added)| *added > 0);
+        left.lookups.extend(added);
+        let mut buffer = [0; MOST_SAVED];
         for (index, head) in handles {
             let Some(record) = self.book.read(index, &head, &mut buffer) else {
                 self.give_back(index);
@@ -405,7 +406,7 @@ impl Ledger {
             let (fh, node) = (Handle(record.id), Node(record.value));
             let directory = record.kind == Kind::Directory;
             let saved = record.saved;
-            if let Err(error) = fs.restore_handle(directory, node, fh, saved, &mut orphans) {
+            if let Err(error) = fs.restore_handle(directory, node, fh, saved, &orphans) {
                 tracing::warn!(%node, %error, "an open file is lost");
                 self.give_back(index);
                 continue;
@@ -415,12 +416,53 @@ impl Ledger {
             let mut shard = lock(self.shard(open.fh));
             shard.handles.entry(open).or_default().push(index);
         }
-        fs.restored(&mut orphans);
+        fs.restored(&orphans);
         let closed = orphans.close();
         let generation = self.generation();
-        tracing::info!(generation, nodes = nodes.len(), closed, "goes on");
+        tracing::info!(generation, nodes = restored.len(), closed, "goes on");
         *lock(&self.left) = left;
-        Ok(nodes.iter().map(|(_, head)| Node(head.id)).collect())
+        Ok(restored.iter().map(|(_, node, _)| Node(*node)).collect())
+    }
+
+    /// Restores those of the nodes that are in this part of the shards, as (part, parts).
+    fn restore_nodes(
+        &self,
+        fs: &dyn Survive,
+        orphans: &Orphans,
+        nodes: &Places,
+        (part, parts): (usize, usize),
+    ) -> Vec<Added> {
+        let mut restored = Vec::with_capacity(nodes.len() / parts);
+        let mut buffer = [0; MOST_SAVED];
+        for (index, head) in nodes {
+            if parts > 1 && shard(head.id) % parts != part {
+                continue;
+            }
+            let Some(record) = self.book.read(*index, head, &mut buffer) else {
+                self.give_back(*index);
+                continue;
+            };
+            let node = Node(record.id);
+            if lock(self.shard(record.id)).nodes.contains_key(&record.id) {
+                // A worker was killed between writing the newer record and taking this away.
+                self.give_back(*index);
+                continue;
+            }
+            if let Err(error) = fs.restore_node(node, record.value, record.saved, orphans) {
+                tracing::warn!(%node, %error, "a node is lost");
+                self.give_back(*index);
+                continue;
+            }
+            let place = Place {
+                index: *index,
+                lookups: record.value,
+                by: record.by,
+                added: record.added,
+            };
+            lock(self.shard(record.id)).nodes.insert(record.id, place);
+            restored.push((record.by, record.id, record.added));
+        }
+        restored
     }
 
     /// The places of all nodes, the newest first, and of all handles.

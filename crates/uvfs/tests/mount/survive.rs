@@ -343,6 +343,38 @@ fn changes_of_the_host_show_afterwards() {
     wait_for("the names", || there() == "moved made file made moved ");
 }
 
+/// The kernel keeps what it has cached of files that the host has not changed.
+#[test]
+fn caches_stay() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    const FILES: u64 = 200;
+    let scratch = Scratch::new();
+    let source = scratch.tmpfs("source", "1m");
+    for n in 0..FILES {
+        fs::write(source.join(n.to_string()), "old").unwrap();
+    }
+    let mount = Mount::new(&survives(), &source, &scratch.dir("mount"));
+    is_kept(&mount);
+    let looks = || {
+        for n in 0..FILES {
+            let there = fs::metadata(mount.at.join(n.to_string())).unwrap();
+            assert_eq!(there.len(), 3);
+        }
+        let ops = report(&mount.at).ops;
+        let asked = ["LOOKUP", "GETATTR"].map(|name| ops.iter().find(|op| op.name == name));
+        asked.into_iter().flatten().map(|op| op.count).sum::<u64>()
+    };
+    assert!(looks() >= FILES);
+    replaced(&mount, Signal::KILL);
+    wait_for("the next server", || counts(&mount).generation == 2);
+    // What it drops it drops at once.
+    std::thread::sleep(PAUSE);
+    let asked = looks();
+    assert!(asked < FILES / 2, "{asked} requests for what was cached");
+}
+
 /// A mount below one that outlives its server stays, and open files keep their paths, also in another mount namespace.
 #[test]
 fn mounts_below_and_paths_stay() {
