@@ -91,6 +91,8 @@ struct FileInner {
     ahead: Mutex<Ahead>,
     /// A read of this page starts the next window.
     mark: AtomicU64,
+    /// Where the last read that did not end with a page has ended.
+    read_to: AtomicU64,
     advice: AtomicU8,
     /// Where this open file is in the inode's errors.
     errors: AtomicU64,
@@ -125,6 +127,7 @@ impl File {
             synchronous: options.synchronous,
             ahead: Mutex::default(),
             mark: AtomicU64::new(u64::MAX),
+            read_to: AtomicU64::new(0),
             advice: AtomicU8::new(0),
             wrote: AtomicBool::new(false),
             owner: {

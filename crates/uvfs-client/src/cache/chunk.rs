@@ -23,6 +23,10 @@ fn mask(word: usize, first: usize, last: usize) -> u64 {
 }
 
 impl Bits {
+    fn load(words: &[AtomicU64; WORDS]) -> Self {
+        Self(std::array::from_fn(|w| words[w].load(Ordering::Relaxed)))
+    }
+
     #[inline]
     pub(super) fn get(&self, i: usize) -> bool {
         self.0[i / 64] >> (i % 64) & 1 != 0
@@ -97,7 +101,9 @@ pub(super) struct Chunk {
     pub(super) stale: Bits,
     /// It goes when its I/O ends, unless another call has used it.
     pub(super) dropbehind: Bits,
-    /// It was used since reclaim last looked. Set by readers, which share the lock.
+    /// It came before a caller asked for it, or as one did, and was not used yet. Cleared by readers, which share the lock.
+    unused: [AtomicU64; WORDS],
+    /// Reclaim passes it once: it was used again since reclaim last looked, or was not used yet. Set by readers.
     referenced: [AtomicU64; WORDS],
 }
 
@@ -112,22 +118,37 @@ impl Chunk {
             reading: Bits::default(),
             stale: Bits::default(),
             dropbehind: Bits::default(),
+            unused: Default::default(),
             referenced: Default::default(),
         })
     }
 
+    /// A caller uses a page. With its first use it is as good as any other: a stream reads each page once, and then needs the
+    /// memory for those ahead.
     #[inline]
     pub(super) fn touch(&self, i: usize) {
-        let (word, bit) = (&self.referenced[i / 64], 1 << (i % 64));
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
+        let (word, bit) = (i / 64, 1 << (i % 64));
+        let (unused, referenced) = (&self.unused[word], &self.referenced[word]);
+        if unused.load(Ordering::Relaxed) & bit != 0 {
+            unused.fetch_and(!bit, Ordering::Relaxed);
+            referenced.fetch_and(!bit, Ordering::Relaxed);
+        } else if referenced.load(Ordering::Relaxed) & bit == 0 {
+            referenced.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
+    /// A page is there that will be used.
+    pub(super) fn expect(&mut self, i: usize) {
+        *self.unused[i / 64].get_mut() |= 1 << (i % 64);
+        *self.referenced[i / 64].get_mut() |= 1 << (i % 64);
+    }
+
     pub(super) fn referenced(&self) -> Bits {
-        Bits(std::array::from_fn(|w| {
-            self.referenced[w].load(Ordering::Relaxed)
-        }))
+        Bits::load(&self.referenced)
+    }
+
+    pub(super) fn unused(&self) -> Bits {
+        Bits::load(&self.unused)
     }
 
     pub(super) fn unreference(&mut self) {
@@ -148,6 +169,7 @@ impl Chunk {
         self.uptodate.clear(i);
         self.dirty.clear(i);
         self.dropbehind.clear(i);
+        *self.unused[i / 64].get_mut() &= !(1 << (i % 64));
         *self.referenced[i / 64].get_mut() &= !(1 << (i % 64));
         self.pages[i]
     }

@@ -5,7 +5,7 @@ mod shrink;
 mod write;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
@@ -20,6 +20,7 @@ use super::{Cache, Handle};
 use crate::event::Event;
 use crate::types::{Lease, NodeId};
 pub(crate) use fill::Fill;
+pub(super) use shrink::SPARED;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// A write copies at most this much under one acquisition of the state lock.
@@ -41,6 +42,8 @@ pub(crate) struct Inode {
     pub(crate) errors: ErrSeq,
     /// Counts the writeback requests that ended because the server went.
     pub(super) unsent: AtomicU64,
+    /// Pages that were read ahead are gone before a caller has used them.
+    pub(crate) wasted: AtomicBool,
     /// Direct writes under way.
     pub(super) direct: AtomicU32,
     /// Open files.
@@ -87,8 +90,9 @@ pub(super) struct State {
     written: (u64, u64),
     /// No writeback may start: the size is being changed.
     pub(super) frozen: bool,
-    /// Where reclaim looks next.
+    /// Where reclaim looks next, and how often it has come to the end.
     hand: u64,
+    sweeps: u8,
     /// The lease. Pages that are there, and not stale, are as good as this says.
     pub(super) lease: Leased,
 }
@@ -157,12 +161,14 @@ impl Inode {
                 written: (0, 0),
                 frozen: false,
                 hand: 0,
+                sweeps: 0,
                 lease: Leased::new(),
             }),
             asking: Mutex::new(()),
             event: Event::default(),
             errors: ErrSeq::default(),
             unsent: AtomicU64::new(0),
+            wasted: AtomicBool::new(false),
             direct: AtomicU32::new(0),
             opens: AtomicU32::new(0),
             lookups: AtomicU64::new(0),
@@ -235,9 +241,14 @@ impl Inode {
             && st.spare.is_empty()
     }
 
-    /// Copies what is cached at `offset`. `keep` marks the pages as used by a caller that wants
+    /// Copies what is cached at `offset`. `keep` marks the pages from there on as used by a caller that wants
     /// them to stay.
-    pub(crate) fn read_cached(&self, buf: &mut [u8], offset: u64, keep: bool) -> (usize, ReadStop) {
+    pub(crate) fn read_cached(
+        &self,
+        buf: &mut [u8],
+        offset: u64,
+        keep: Option<u64>,
+    ) -> (usize, ReadStop) {
         let st = self.read_state();
         if st.lease.mode < Lease::Read {
             return (0, ReadStop::NoLease);
@@ -271,7 +282,7 @@ impl Inode {
                 self.cache
                     .arena
                     .copy_out(chunk.pages[i], start, &mut buf[done..done + n]);
-                if keep {
+                if keep.is_some_and(|keep| offset + done as u64 >= keep) {
                     chunk.touch(i);
                 }
                 done += n;

@@ -17,6 +17,9 @@ const STEP: usize = 1024;
 const MIN: usize = 256;
 /// After a look that found no room, the next one comes so much later.
 const PATIENCE: Duration = Duration::from_millis(10);
+/// The same after memory had to be given back: what has it by then goes round meanwhile. To get memory and to lose it again costs
+/// much more than a page that was used long ago.
+const REST: Duration = Duration::from_secs(1);
 
 /// Pages without memory, and how many of them may get some.
 pub(super) struct Cold {
@@ -25,8 +28,8 @@ pub(super) struct Cold {
     /// How many may be taken without another look.
     credit: usize,
     room: Option<Room>,
-    /// When a look found no room.
-    refused: Option<Instant>,
+    /// No look before that.
+    rests: Option<Instant>,
 }
 
 impl Cold {
@@ -37,7 +40,7 @@ impl Cold {
             all: pages as usize,
             credit: 0,
             room: yields.then(|| Room::new(&MonitorConfig::default())),
-            refused: None,
+            rests: None,
         }
     }
 
@@ -66,13 +69,13 @@ impl Cold {
         let Some(room) = &self.room else {
             return want;
         };
-        if want > self.credit && self.refused.is_none_or(|at| at.elapsed() > PATIENCE) {
+        if want > self.credit && self.rests.is_none_or(|until| until <= Instant::now()) {
             let step = STEP.max(want);
             if room.bytes() / PAGE_SIZE as u64 > 2 * step as u64 {
                 self.credit = step;
-                self.refused = None;
+                self.rests = None;
             } else {
-                self.refused = Some(Instant::now());
+                self.rests = Some(Instant::now() + PATIENCE);
             }
         }
         let warm = self.all - self.pages.len();
@@ -82,6 +85,8 @@ impl Cold {
     /// Takes pages back whose memory is gone.
     fn put(&mut self, pages: &mut Vec<u32>) {
         self.pages.append(pages);
+        self.credit = 0;
+        self.rests = Some(Instant::now() + REST);
     }
 }
 
@@ -94,9 +99,7 @@ impl Cache {
             let first = *run.last().expect("a run is not empty");
             self.arena.discard(first, run.len() as u32);
         }
-        let mut cold = lock(&self.cold);
-        cold.credit = 0;
-        cold.put(pages);
+        lock(&self.cold).put(pages);
     }
 }
 

@@ -30,6 +30,7 @@ use crate::stats::{Counters, Stats};
 use crate::types::{Lease, NodeId};
 
 pub(crate) use direct::{Direct, Then};
+use inode::SPARED;
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 
@@ -364,10 +365,12 @@ impl Cache {
         unreachable!("the rounds don't end")
     }
 
-    /// Takes clean pages back, least recently used first (a clock). Skips what is under I/O.
+    /// Takes clean pages back, least recently used first (a clock, whose hand goes through one inode after another). Skips
+    /// what is under I/O.
     pub(crate) fn reclaim(&self, want: usize, discard: bool) -> usize {
         let mut pages = Vec::with_capacity(want);
-        let rounds = lock(&self.clock).len() * 2;
+        // Once to unmark what was used, and then until those come that it spares.
+        let rounds = lock(&self.clock).len() * (1 + usize::from(SPARED));
         for _ in 0..rounds {
             // The lock is held for the queue only, not for the inode's work.
             let Some(weak) = lock(&self.clock).pop_front() else {
@@ -376,8 +379,11 @@ impl Cache {
             let Some(inode) = weak.upgrade() else {
                 continue;
             };
-            inode.reclaim(want - pages.len(), &mut pages);
-            lock(&self.clock).push_back(weak);
+            let there_is_more = inode.reclaim(want - pages.len(), &mut pages);
+            match there_is_more {
+                true => lock(&self.clock).push_front(weak),
+                false => lock(&self.clock).push_back(weak),
+            }
             if pages.len() >= want {
                 break;
             }

@@ -74,7 +74,7 @@ impl File {
             let mut ahead = lock(&f.ahead);
             let sequential = page == ahead.expect || page == ahead.end;
             if sequential && max > 0 {
-                ahead.window = (ahead.window * 2).clamp(FIRST_WINDOW.min(max), max);
+                ahead.window = self.next_window(ahead.window, max);
                 end = end.max(page + ahead.window);
                 ahead.end = end;
                 f.mark.store(page + (end - page) / 2, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl File {
             if ahead.window == 0 || max == 0 {
                 return;
             }
-            ahead.window = (ahead.window * 2).min(max);
+            ahead.window = self.next_window(ahead.window, max);
             let first = ahead.end;
             ahead.end += ahead.window;
             f.mark.store(first, Ordering::Relaxed);
@@ -108,6 +108,15 @@ impl File {
         let _ = f
             .inode
             .fill(&f.handle, first, first + n - 1, dontcache, false);
+    }
+
+    /// The window after one of so many pages: a larger one, unless the cache is too small for what is read ahead.
+    fn next_window(&self, window: u64, max: u64) -> u64 {
+        let wanted = match self.0.inode.wasted.swap(false, Ordering::Relaxed) {
+            true => window / 2,
+            false => window * 2,
+        };
+        wanted.clamp(FIRST_WINDOW.min(max), max)
     }
 
     /// How many pages a window may have.

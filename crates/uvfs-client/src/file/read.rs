@@ -123,7 +123,8 @@ impl File {
     fn read_buffered(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
         let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
-        let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
+        let keep = (!dontcache).then(|| self.uses_from(offset));
+        let (mut done, mut stop) = f.inode.read_cached(buf, offset, keep);
         if let ReadStop::Miss(_) = stop {
             f.cache.counters.misses(1);
         } else {
@@ -162,12 +163,22 @@ impl File {
                     }
                 }
             }
-            let (n, next) = f.inode.read_cached(&mut buf[done..], at, !dontcache);
+            let (n, next) = f.inode.read_cached(&mut buf[done..], at, keep);
             done += n;
             stop = next;
         }
         self.after_read(offset, done, dontcache);
         failed.map_or(Ok(done), |code| cut_short(done, code))
+    }
+
+    /// From where on a read at `offset` uses pages: the page that the last read has ended in is not used once more.
+    fn uses_from(&self, offset: u64) -> u64 {
+        let goes_on =
+            !offset.is_multiple_of(PAGE) && self.0.read_to.load(Ordering::Relaxed) == offset;
+        match goes_on {
+            true => offset.next_multiple_of(PAGE),
+            false => offset,
+        }
     }
 
     /// Has a page that is missing for a read up to page `last` read, alone or with those behind it, and waits
@@ -195,6 +206,9 @@ impl File {
         }
         f.cache.counters.bytes_out(done as u64);
         let end = offset + done as u64;
+        if !end.is_multiple_of(PAGE) {
+            f.read_to.store(end, Ordering::Relaxed);
+        }
         let (first, last) = (offset / PAGE, (end - 1) / PAGE);
         let mark = f.mark.load(Ordering::Relaxed);
         if (first..=last).contains(&mark) {
@@ -373,7 +387,8 @@ impl BufferedRead {
         let f = &*self.file.0;
         let rest = &mut self.buf[self.done..];
         let at = self.offset + self.done as u64;
-        let (n, stop) = f.inode.read_cached(rest, at, !self.dontcache);
+        let keep = (!self.dontcache).then(|| self.file.uses_from(self.offset));
+        let (n, stop) = f.inode.read_cached(rest, at, keep);
         self.done += n;
         self.fill = None;
         match stop {

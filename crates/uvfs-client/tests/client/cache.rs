@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use uvfs_client::layer::{Op, PageIo, Request};
-use uvfs_client::{AllocateMode, Attr, Client, Config, File, Flags, OpenOptions, SetAttr};
+use uvfs_client::{Advice, AllocateMode, Attr, Client, Config, File, Flags, OpenOptions, SetAttr};
 
 use crate::common::faulty::faulty;
 use crate::common::{connect, eventually, rw};
@@ -119,6 +119,83 @@ fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
     let stats = client.stats();
     assert_eq!(stats.readahead_pages, 0, "{stats:?}");
     assert!(stats.cached_pages <= 100 + 16);
+}
+
+/// Streams that don't fit into the cache read each page once: what was read makes room for what was read ahead.
+#[test]
+fn streams_larger_than_the_cache_read_each_page_once() {
+    const STREAMS: usize = 8;
+    let dir = tempfile::tempdir().unwrap();
+    for n in 0..STREAMS {
+        std::fs::write(dir.path().join(n.to_string()), vec![1; 8 * MIB]).unwrap();
+    }
+    let (_serving, connection) = connect(dir.path());
+    let client = Client::new(connection, quiet()).unwrap();
+    let open = |n: usize| client.open(n.to_string(), OpenOptions::new().read(true));
+    let files: Vec<File> = (0..STREAMS).map(|n| open(n).unwrap()).collect();
+    let mut buf = vec![0; MIB / 16];
+    for at in (0..8 * MIB).step_by(buf.len()) {
+        for file in &files {
+            let read = file.read_at(&mut buf, at as u64, Flags::empty()).unwrap();
+            assert_eq!(read, buf.len());
+        }
+    }
+    let stats = client.stats();
+    let read = stats.reclaimed_pages + stats.cached_pages;
+    let pages = (STREAMS * 8 * MIB / 4096) as u64;
+    assert!(read <= pages + pages / 20, "{read} of {pages}: {stats:?}");
+}
+
+/// A file that has more free pages than are wanted gives them, and no other file loses any for that.
+#[test]
+fn spare_pages_of_a_stream_cost_no_other_file_its_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("read"), vec![1; 17 * MIB]).unwrap();
+    let (_serving, connection) = connect(dir.path());
+    let client = Client::new(connection, quiet().readahead(0)).unwrap();
+    // Its pages are dropped once they are written, and the last ones stay for the next write.
+    let stream = client.open("stream", rw()).unwrap();
+    for at in (0..24 * MIB).step_by(MIB) {
+        let written = stream.write_at(&vec![2; MIB], at as u64, Flags::empty());
+        assert_eq!(written.unwrap(), MIB);
+    }
+    stream.advise(Advice::DontNeed, 0, u64::MAX).unwrap();
+    let file = client.open("read", OpenOptions::new().read(true)).unwrap();
+    let mut page = vec![0; 4096];
+    for at in (0..17 * MIB).step_by(4096) {
+        let read = file.read_at(&mut page, at as u64, Flags::empty());
+        assert_eq!(read.unwrap(), 4096);
+        let stats = client.stats();
+        assert!(at < 16 * MIB || stats.cached_pages > 3900, "{stats:?}");
+    }
+}
+
+/// A page that was used twice stays while a stream goes by.
+#[test]
+fn what_is_used_again_stays_while_a_stream_goes_by() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("hot"), vec![1; 2 * MIB]).unwrap();
+    std::fs::write(dir.path().join("stream"), vec![2; 64 * MIB]).unwrap();
+    let (_serving, connection) = connect(dir.path());
+    let client = Client::new(connection, quiet()).unwrap();
+    let [hot, stream] =
+        ["hot", "stream"].map(|name| client.open(name, OpenOptions::new().read(true)).unwrap());
+    let mut buf = vec![0; MIB];
+    let mut missed = Vec::new();
+    for at in (0..64 * MIB).step_by(MIB) {
+        if at % (4 * MIB) == 0 {
+            let before = client.stats().misses;
+            for at in [0, MIB] {
+                hot.read_at(&mut buf, at as u64, Flags::empty()).unwrap();
+            }
+            missed.push(client.stats().misses - before);
+        }
+        stream.read_at(&mut buf, at as u64, Flags::empty()).unwrap();
+    }
+    assert!(
+        missed[0] > 0 && missed[1..].iter().all(|&n| n == 0),
+        "{missed:?}"
+    );
 }
 
 /// Uncached calls neither fill the cache nor drop pages that were in it.

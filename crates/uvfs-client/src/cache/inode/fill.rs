@@ -85,8 +85,9 @@ impl Inode {
             } else {
                 self.cache.arena.set_owner(page, node, index);
                 chunk.insert(i, page);
-                if dropbehind {
-                    chunk.dropbehind.set(i);
+                match dropbehind {
+                    true => chunk.dropbehind.set(i),
+                    false => chunk.expect(i),
                 }
             }
             chunk.reading.set(i);

@@ -9,6 +9,9 @@ use uvfs_sys::lock;
 
 use super::{Inode, PAGE, State, place};
 
+/// Reclaim takes pages that were read ahead, and not used yet, in one of so many of its sweeps over a file.
+pub(in crate::cache) const SPARED: u8 = 4;
+
 impl Inode {
     /// Changes the size, at the server first. The caller holds the write lock.
     pub(crate) fn set_len(
@@ -124,31 +127,39 @@ impl Inode {
         self.cache.free(&mut freed);
     }
 
-    /// Takes up to `want` clean pages that were not used lately.
-    pub(in crate::cache) fn reclaim(&self, want: usize, pages: &mut Vec<u32>) {
+    /// Takes up to `want` clean pages that were not used lately, from where it ended the last time to the end of the file.
+    /// False if it came there.
+    pub(in crate::cache) fn reclaim(&self, want: usize, pages: &mut Vec<u32>) -> bool {
         let mut st = self.state();
         let enough = pages.len() + want;
         let State { spare, .. } = &mut *st;
         if self.opens.load(Ordering::Relaxed) == 0 || lock(&self.cache.free).is_empty() {
             pages.append(spare);
         }
-        let hand = st.hand;
-        for (from, to) in [(hand, u64::MAX), (0, hand)] {
-            let mut next = st.chunks.next(from).filter(|&n| n < to);
-            while let Some(ci) = next {
-                let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
-                for i in chunk.clean().without(&chunk.referenced()).iter() {
-                    if pages.len() >= enough {
-                        st.hand = ci;
-                        return;
-                    }
-                    pages.push(chunk.remove(i));
-                }
-                chunk.unreference();
-                st.chunks.remove_if_empty(ci);
-                next = st.chunks.next(ci + 1).filter(|&n| n < to);
+        let spares_unused = !st.sweeps.is_multiple_of(SPARED);
+        let mut next = st.chunks.next(st.hand);
+        while let Some(ci) = next {
+            let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
+            let mut go = chunk.clean().without(&chunk.referenced());
+            if spares_unused {
+                go = go.without(&chunk.unused());
             }
+            for i in go.iter() {
+                if pages.len() >= enough {
+                    st.hand = ci;
+                    return true;
+                }
+                if chunk.unused().get(i) {
+                    self.wasted.store(true, Ordering::Relaxed);
+                }
+                pages.push(chunk.remove(i));
+            }
+            chunk.unreference();
+            st.chunks.remove_if_empty(ci);
+            next = st.chunks.next(ci + 1);
         }
         st.hand = 0;
+        st.sweeps = st.sweeps.wrapping_add(1);
+        false
     }
 }
