@@ -21,6 +21,7 @@ use super::load::job::LoadJob;
 use super::measure::Measured;
 use super::remote::job::RemoteJob;
 use super::store::StoreJob;
+use super::uncached::job::StreamsJob;
 use super::wakeup::job::WakeupJob;
 use super::writeback::job::WritebackJob;
 
@@ -43,6 +44,8 @@ pub enum Job {
     Load(LoadJob),
     /// See [`RemoteJob`].
     Remote(RemoteJob),
+    /// See [`StreamsJob`].
+    Streams(StreamsJob),
     /// See [`StoreJob`].
     Store(StoreJob),
     /// Keep a CPU busy until the process is ended.
@@ -81,7 +84,7 @@ impl Job {
         let limit = match self {
             Job::Wakeup(job) => PATIENCE + Duration::from_secs_f64(2.0 * job.seconds),
             // A slow server of an object store is measured too.
-            Job::Remote(_) | Job::Writeback(_) => 10 * PATIENCE,
+            Job::Remote(_) | Job::Writeback(_) | Job::Streams(_) => 10 * PATIENCE,
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;
@@ -130,6 +133,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
         Job::Writeback(job) => job.run().context(|| "buffered writes".into())?,
+        Job::Streams(job) => job.run().context(|| "streams".into())?,
         Job::Remote(job) => job.run().context(|| words(&job.work).0)?,
         Job::Wakeup(job) => job.run().context(|| words(&job.work).0)?,
     };

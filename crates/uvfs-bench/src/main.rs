@@ -33,6 +33,7 @@ mod server;
 mod sides;
 mod stats;
 mod store;
+mod uncached;
 mod wakeup;
 mod workspace;
 mod writeback;
@@ -51,6 +52,7 @@ Examples:
   uvfs bench wakeup --quick
   uvfs bench check disk.img
   uvfs bench writeback --quick
+  uvfs bench uncached --dir /var/tmp
   uvfs bench direct --quick
   uvfs bench programs --quick
   uvfs bench load --quick
@@ -80,6 +82,8 @@ enum Bench {
     Check(check::Args),
     /// Buffered writes past the dirty limit, and to a server that discards them.
     Writeback(writeback::Args),
+    /// Streams that do not fit into memory, through caches and around them.
+    Uncached(uncached::Args),
     /// Direct calls of 2 MiB, and many at a time, over a store that takes its time.
     Direct(direct::Args),
     /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
@@ -111,6 +115,7 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
         Bench::Wakeup(args) => wakeup::run(args),
         Bench::Check(args) => check::run(args),
         Bench::Writeback(args) => writeback::run(args),
+        Bench::Uncached(args) => uncached::run(args),
         Bench::Direct(args) => direct::run(args),
         Bench::Programs(args) => programs::bench(args),
         Bench::Load(args) => load::run(args),

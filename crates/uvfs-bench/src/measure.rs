@@ -24,6 +24,9 @@ pub struct Measured {
     /// MiB that came from the device, where that is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_mib: Option<f64>,
+    /// The amount in the slowest second, where that is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<f64>,
     /// How long an operation took, where that is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,

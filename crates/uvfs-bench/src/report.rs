@@ -31,7 +31,7 @@ JSON (--json), one object on standard output:
                 failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
-                memory_mib, read_mib and latency_us (median and p99) where they were measured, and
+                memory_mib, read_mib, slowest and latency_us (median and p99) where they were measured, and
                 server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
@@ -39,6 +39,7 @@ JSON (--json), one object on standard output:
     memory_mib, read_mib
                 MiB of memory that the program had at most, and MiB that came from the device, where that was
                 measured: median, min, max
+    slowest     units in the slowest second, where that was measured: median, min, max
     latency_us, latency_p99_us
                 microseconds of an operation, where they were measured: median, min, max over the
                 rounds of a round's median and of its 99th percentile
@@ -118,6 +119,8 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_mib: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_p99_us: Option<Summary>,
@@ -143,6 +146,7 @@ impl Row {
             server_cpu_us: Summary::of(samples.iter().filter_map(server)),
             memory_mib: summary(&|m| m.memory_mib),
             read_mib: summary(&|m| m.read_mib),
+            slowest: summary(&|m| m.slowest),
             latency_us: latency(|l| l.median),
             latency_p99_us: latency(|l| l.p99),
             samples: samples.to_vec(),
@@ -315,6 +319,7 @@ impl Report {
             }));
         }
         columns.extend([
+            Column::median("slowest second", |row| row.slowest),
             Column::median("latency µs", |row| row.latency_us),
             Column::median("99% µs", |row| row.latency_p99_us),
             Column::median("client CPU µs", |row| row.client_cpu_us),

@@ -13,13 +13,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-const BENCHMARKS: [&str; 9] = [
+const BENCHMARKS: [&str; 10] = [
     "all",
     "compare",
     "report",
     "wakeup",
     "check",
     "writeback",
+    "uncached",
     "direct",
     "programs",
     "load",

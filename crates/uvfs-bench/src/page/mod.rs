@@ -34,6 +34,11 @@ fn describe(bench: &str) -> (&str, &str) {
              themselves. The difference is the price of the copies. The uncached targets drop pages once they \
              are written.",
         ),
+        "uncached" => (
+            "Streams that do not fit into memory",
+            "32 streams through files four times as large as the memory of the control group. The uncached targets drop pages \
+             once they are used. A cache that is full costs what it takes to make room in it.",
+        ),
         "direct" => (
             "Direct I/O over a store that takes its time",
             "A large call that is cut into pieces either sends all pieces at once (client, mount) or waits for \

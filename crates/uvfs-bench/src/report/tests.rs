@@ -99,6 +99,7 @@ fn the_json_has_the_documented_shape() {
         "latency_us",
         "latency_p99_us",
         "read_mib",
+        "slowest",
         "ratio",
         "run_seconds",
         "time_ratio",
