@@ -118,7 +118,7 @@ fn run(
                 Err(errno) => return Err(errno),
             };
             // Before any inode is looked for; see `Watching::batches`.
-            let (mut found, mut names) = (None, false);
+            let (mut found, mut names, mut contents) = (None, false, Vec::new());
             let mut events = Events { bytes, own };
             while let Some((event, bytes)) = events.next_with_bytes() {
                 let found = found.get_or_insert_with(|| {
@@ -130,14 +130,12 @@ fn run(
                     }
                 });
                 watcher.count.fetch_add(1, Ordering::Relaxed);
-                let mut contents = Vec::new();
-                names |= found.tell(&event, session, |node| contents.push(node));
-                for node in contents {
-                    watcher.recent.keep_contents(node, bytes);
-                }
+                let keep = |node| contents.push((node, event.mask, bytes));
+                names |= found.tell(&event, session, keep);
             }
-            if names {
-                watcher.recent.keep();
+            match names {
+                true => watcher.recent.keep(),
+                false => watcher.recent.keep_contents(contents),
             }
         }
         std::thread::sleep(GATHER);
@@ -162,7 +160,8 @@ impl Found<'_> {
         })
     }
 
-    /// Tells the kernel what has changed: whether it may know a changed name, and the nodes, if there is more to tell of one.
+    /// Tells the kernel what an event says. True if the kernel may know a name that has changed; `contents` gets each node whose
+    /// attributes or pages it may have.
     fn tell(
         &self,
         event: &Event<'_>,

@@ -73,8 +73,8 @@ const SIZE: usize = FIRST + KINDS * BUFFERS * BUFFER;
 pub(crate) struct Recent {
     memory: SharedMemory,
     at: Mutex<[Place; KINDS]>,
-    /// The nodes whose contents have changed that the present buffer tells of.
-    nodes: Mutex<HashSet<Node>>,
+    /// What the present buffer of contents tells of: nodes, and what has changed of each.
+    told: Mutex<HashSet<(Node, u64)>>,
 }
 
 /// Where the next events of a kind go.
@@ -93,7 +93,7 @@ impl Recent {
         Ok(Self {
             memory,
             at: Mutex::default(),
-            nodes: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -106,7 +106,7 @@ impl Recent {
         let recent = Self {
             memory,
             at: Mutex::default(),
-            nodes: Mutex::default(),
+            told: Mutex::default(),
         };
         for kind in 0..KINDS {
             let time = |buffer: &usize| recent.time(kind, *buffer).load(Ordering::Acquire);
@@ -171,22 +171,27 @@ impl Recent {
         self.kept(OF_NAMES, place);
     }
 
-    /// Keeps an event of the contents or attributes of a node, one of those that were read last.
-    pub(crate) fn keep_contents(&self, node: Node, event: &[u8]) {
-        let known = !lock(&self.nodes).insert(node);
-        let place = {
-            let place = &mut lock(&self.at)[OF_CONTENTS];
-            let start = Self::start(OF_CONTENTS, place.buffer);
-            if std::mem::take(&mut place.used) > 0 {
-                self.memory.zero(start, BUFFER);
-            }
-            if !known {
-                self.memory.write(start + place.offset, event);
-                place.offset += event.len();
-            }
-            *place
-        };
-        self.kept(OF_CONTENTS, place);
+    /// Keeps those of the events that were read last which tell of contents and attributes: nodes, what has changed of each (the
+    /// event's mask), and the event.
+    pub(crate) fn keep_contents<'a>(
+        &self,
+        events: impl IntoIterator<Item = (Node, u64, &'a [u8])>,
+    ) {
+        for (node, mask, event) in events {
+            let place = {
+                let place = &mut lock(&self.at)[OF_CONTENTS];
+                let start = Self::start(OF_CONTENTS, place.buffer);
+                if std::mem::take(&mut place.used) > 0 {
+                    self.memory.zero(start, BUFFER);
+                }
+                if lock(&self.told).insert((node, mask)) {
+                    self.memory.write(start + place.offset, event);
+                    place.offset += event.len();
+                }
+                *place
+            };
+            self.kept(OF_CONTENTS, place);
+        }
     }
 
     /// The buffer of `place` has an event more.
@@ -195,7 +200,7 @@ impl Recent {
         self.time(kind, place.buffer).store(now, Ordering::Release);
         if place.offset > BUFFER - EVENT {
             if kind == OF_CONTENTS {
-                lock(&self.nodes).clear();
+                lock(&self.told).clear();
             }
             self.turn(kind, place.buffer, now);
         }
@@ -424,16 +429,21 @@ mod tests {
             bytes / EVENT.len()
         };
         let recent = Recent::new().unwrap();
+        let keep = |node, mask| recent.keep_contents([(Node(node), mask, &EVENT[..])]);
         for node in [1, 1, 2, 1] {
-            recent.keep_contents(Node(node), &EVENT);
+            keep(node, libc::FAN_ATTRIB);
         }
         assert_eq!(events(&recent), 2);
+        // Its pages have changed, too.
+        keep(1, libc::FAN_MODIFY);
+        keep(1, libc::FAN_MODIFY);
+        assert_eq!(events(&recent), 3);
         let copy = recent.memory.as_fd().try_clone_to_owned().unwrap();
         let next = Recent::open(copy).unwrap();
-        assert_eq!(events(&next), 2);
+        assert_eq!(events(&next), 3);
         assert!(next.is_whole(OF_CONTENTS));
         for node in 0..(BUFFERS * BUFFER / EVENT.len()) as u64 {
-            next.keep_contents(Node(node), &EVENT);
+            next.keep_contents([(Node(node), libc::FAN_MODIFY, &EVENT[..])]);
         }
         assert!(!next.is_whole(OF_CONTENTS) && next.is_whole(OF_NAMES));
     }

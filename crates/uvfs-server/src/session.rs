@@ -314,8 +314,12 @@ impl<F: FileSystem> Session<F> {
                 self.coherence.host_changed(HostChange::Anything(nodes));
                 return Ok(());
             }
-            let stale = nodes.into_iter().filter(|_| !watch.contents_go_on);
-            stale.for_each(|node| self.coherence.host_changed(HostChange::Contents(node)));
+            if watch.contents_go_on {
+                return Ok(());
+            }
+            for node in nodes {
+                self.coherence.host_changed(HostChange::Contents(node));
+            }
             return Ok(());
         }
         // Without a watcher the kernel keeps names for as long as the file system allows, told or not. An older kernel
