@@ -144,7 +144,7 @@ impl StreamsJob {
 mod tests {
     use super::*;
 
-    /// What a stream has written, a stream reads, cached or not.
+    /// Streams write files of the given size, and read them to their ends, cached and uncached.
     #[test]
     fn streams_go_through_whole_files() {
         for (by_client, uncached) in [(false, false), (true, false), (true, true)] {
