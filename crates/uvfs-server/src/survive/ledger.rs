@@ -35,7 +35,7 @@ const SHARDS: usize = 64;
 /// After so long the kernel has sent again all that it had.
 pub(crate) const SETTLES: Duration = Duration::from_secs(5);
 
-/// As many nodes are restored for each thread that restores.
+/// There is one more thread to restore nodes for each so many of them.
 const NODES_A_THREAD: usize = 4096;
 
 /// Each has slots for as many requests as it has under way.

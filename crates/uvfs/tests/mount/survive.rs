@@ -369,7 +369,7 @@ fn caches_stay() {
     assert!(looks() >= FILES);
     replaced(&mount, Signal::KILL);
     wait_for("the next server", || counts(&mount).generation == 2);
-    // What it drops it drops at once.
+    // The next server has the kernel drop what may be old as soon as it serves.
     std::thread::sleep(PAUSE);
     let asked = looks();
     assert!(asked < FILES / 2, "{asked} requests for what was cached");
